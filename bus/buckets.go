@@ -62,3 +62,19 @@ func (c *Conn) FollowRevocations(ctx context.Context) error {
 		}
 	})
 }
+
+// ReadBucket returns all keys and values as they are now.
+func (c *Conn) ReadBucket(ctx context.Context, bucket string) (map[string][]byte, error) {
+	prefix := "$KV." + bucket + "."
+	msgs, _, err := c.list(ctx, kvStream(bucket), prefix+">", 1)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string][]byte{}
+	for _, m := range msgs {
+		if key := strings.TrimPrefix(m.subject, prefix); !m.deleted {
+			out[key] = m.data
+		}
+	}
+	return out, nil
+}
