@@ -83,7 +83,7 @@ func (p *Peer) Run(ctx context.Context) {
 		if err == nil && s.welcome.Instance == left {
 			// Still the old process: it only keeps its running streams.
 			_ = s.tls.Close()
-			sleep(ctx, retryFirst)
+			sleep(ctx, 4*retryFirst)
 			continue
 		}
 		if err != nil {

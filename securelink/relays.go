@@ -165,28 +165,92 @@ func (r *Relays) RestartingUntil() time.Time {
 }
 
 // Open opens a stream through the best relay: one that says the link is ready
-// comes first, then the one with the fewest streams. A *Refusal in the error
-// is about the placement: every reachable relay has been asked. Any other
-// error says only that no way was found.
+// comes first, then the one with the fewest streams. A relay that has not
+// answered after hedgeAfter is not waited for: the next one is tried beside
+// it, and the first stream wins. A *Refusal in the error is about the
+// placement; any other error says only that no way was found.
 func (r *Relays) Open(ctx context.Context, o Open) (*Stream, error) {
-	err := error(ErrNoRelay)
-	for _, p := range r.candidates(o.Link) {
-		var st *Stream
-		st, e := p.Open(ctx, o)
-		if e == nil {
-			return st, nil
+	peers := r.candidates(o.Link)
+	if len(peers) == 0 {
+		return nil, ErrNoRelay
+	}
+	if len(peers) == 1 { // the common case needs no goroutine
+		st, err := peers[0].Open(ctx, o)
+		return st, r.weigh(peers[0], o.Link, err)
+	}
+	return r.openHedged(ctx, peers, o)
+}
+
+type opened struct {
+	peer *Peer
+	st   *Stream
+	err  error
+}
+
+func (r *Relays) openHedged(ctx context.Context, peers []*Peer, o Open) (*Stream, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	results := make(chan opened, len(peers))
+	next, running := 0, 0
+	launch := func() {
+		p := peers[next]
+		next++
+		running++
+		go func() {
+			st, err := p.Open(ctx, o)
+			results <- opened{p, st, err}
+		}()
+	}
+	launch()
+	defer func() {
+		cancel()
+		if running > 0 {
+			go discard(results, running)
 		}
-		if !r.counts(p.cfg.Relay.ID, o.Link, RefusalCode(e)) {
-			e = noAnswer{e}
-		}
-		if code := RefusalCode(err); code == 0 || code == NotRegistered {
-			err = e
-		}
-		if ctx.Err() != nil {
-			break
+	}()
+	hedge := time.NewTimer(hedgeAfter)
+	defer hedge.Stop()
+	var err error
+	for running > 0 {
+		select {
+		case <-hedge.C:
+			if next < len(peers) {
+				launch()
+				hedge.Reset(hedgeAfter)
+			}
+		case res := <-results:
+			running--
+			if res.err == nil {
+				return res.st, nil
+			}
+			e := r.weigh(res.peer, o.Link, res.err)
+			// "Not registered" from one relay is no answer against a more
+			// telling one from another.
+			if code := RefusalCode(err); code == 0 || code == NotRegistered {
+				err = e
+			}
+			if next < len(peers) && ctx.Err() == nil {
+				launch()
+			}
 		}
 	}
 	return nil, err
+}
+
+// discard closes what a cancelled attempt may still bring.
+func discard(results <-chan opened, n int) {
+	for range n {
+		if res := <-results; res.err == nil {
+			res.st.Close()
+		}
+	}
+}
+
+// weigh hides a refusal that says nothing about the placement.
+func (r *Relays) weigh(p *Peer, link placement.LinkID, err error) error {
+	if err == nil || r.counts(p.cfg.Relay.ID, link, RefusalCode(err)) {
+		return err
+	}
+	return noAnswer{err}
 }
 
 // noAnswer hides a refusal that says nothing about the placement.
@@ -247,13 +311,21 @@ func (r *Relays) candidates(link placement.LinkID) []*Peer {
 	return peers
 }
 
+func (v *view) set(rep Report) {
+	if rep.Present && rep.Serves() {
+		v.ready[rep.Link] = true
+	} else {
+		delete(v.ready, rep.Link)
+	}
+}
+
 // viewer keeps the views and passes everything on.
 type viewer struct{ r *Relays }
 
 func (w *viewer) Up(relay string, age time.Duration, links []Report, nodes []NodeSession) {
 	v := &view{since: time.Now().Add(-age), ready: map[placement.LinkID]bool{}, nodes: map[string]bool{}}
 	for _, l := range links {
-		v.ready[l.Link] = l.Present && l.Serves()
+		v.set(l)
 	}
 	for _, n := range nodes {
 		v.nodes[n.Node] = n.Present
@@ -267,7 +339,7 @@ func (w *viewer) Up(relay string, age time.Duration, links []Report, nodes []Nod
 func (w *viewer) Report(relay string, rep Report) {
 	w.r.mu.Lock()
 	if v := w.r.views[relay]; v != nil {
-		v.ready[rep.Link] = rep.Present && rep.Serves()
+		v.set(rep)
 	}
 	w.r.mu.Unlock()
 	w.r.cfg.Watcher.Report(relay, rep)

@@ -36,6 +36,10 @@ const (
 	// no say about its placements: the node may still be on its way back.
 	YoungRelay = 8 * time.Second
 
+	// hedgeAfter is how long the dialing end waits for one relay's answer
+	// before it tries the next one beside it.
+	hedgeAfter = 250 * time.Millisecond
+
 	retryFirst = 50 * time.Millisecond
 	retryMost  = time.Second
 )
