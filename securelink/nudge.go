@@ -23,12 +23,26 @@ const tlsRecordType = 0x17
 type Nudger struct {
 	*net.TCPConn
 
+	// First are bytes of the stream that were received already; Read gives
+	// them first. Owned by the reader.
+	First []byte
+
 	draining atomic.Bool
 
 	mu    sync.Mutex
 	ready bool // the handshake is over: records begin with tlsRecordType
 	early bool // the next record's first byte is on the wire already
 	err   error
+}
+
+// Read implements net.Conn.
+func (n *Nudger) Read(b []byte) (int, error) {
+	if len(n.First) > 0 {
+		m := copy(b, n.First)
+		n.First = n.First[m:]
+		return m, nil
+	}
+	return n.TCPConn.Read(b)
 }
 
 // Ready tells the Nudger that the handshake is over. If a nudge was asked for
