@@ -135,6 +135,9 @@ func (c *Conn) nextConnect() <-chan struct{} {
 
 func (c *Conn) onDisconnect(_ *nats.Conn, err error) {
 	c.metrics.connected.Set(0)
+	if err == nil { // Close
+		return
+	}
 	c.logger.Warn("lost connection to NATS", "err", err)
 }
 
