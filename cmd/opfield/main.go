@@ -33,6 +33,7 @@ type app struct {
 	JSON   bool            `help:"Print JSON."`
 
 	Serve    serveCmd    `cmd:"" help:"Run the controller."`
+	Join     joinCmd     `cmd:"" help:"Exchange a token for an identity."`
 	Token    tokenCmd    `cmd:"" help:"Join tokens."`
 	Route    routeCmd    `cmd:"" help:"Routes."`
 	Cert     certCmd     `cmd:"" help:"Certificates of routes."`
