@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -94,6 +95,10 @@ func (s *Server) URL() string {
 
 // Run serves until ctx ends. It runs once.
 func (s *Server) Run(ctx context.Context) error {
+	// Certificates of routes are in there, with their keys.
+	if err := os.MkdirAll(s.cfg.StoreDir, 0o700); err != nil {
+		return fmt.Errorf("nats server: %w", err)
+	}
 	opts := &server.Options{}
 	if err := opts.ProcessConfigString(accountsConfig("", "")); err != nil {
 		return fmt.Errorf("nats server: accounts: %w", err)

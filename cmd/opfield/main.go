@@ -13,13 +13,11 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/alecthomas/kong"
 )
-
-// version is set by the linker.
-var version = "dev"
 
 const (
 	exitFailed = 1
@@ -114,12 +112,28 @@ type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
+// version returns what the build recorded: the module's version and, for a
+// build from a work tree, the revision.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && (v == "" || v == "(devel)") {
+			return s.Value
+		}
+	}
+	return v
+}
+
 type versionCmd struct{}
 
 func (versionCmd) Run(s *session) error {
 	if s.json {
-		return s.printJSON(map[string]string{"version": version})
+		return s.printJSON(map[string]string{"version": version()})
 	}
-	_, err := fmt.Fprintln(s.out, version)
+	_, err := fmt.Fprintln(s.out, version())
 	return err
 }

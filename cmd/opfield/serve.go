@@ -91,6 +91,9 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	if err != nil {
 		return err
 	}
+	if len(c.Name) == 0 {
+		log.Warn("no --name given; others are told the addresses of this host", "names", strings.Join(c.names(), " "))
+	}
 	main, err := ca.Local(filepath.Join(c.StateDir, "identity"), identity.ControllerName(), boot, c.names())
 	if err != nil {
 		return err
@@ -165,7 +168,7 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	g.Go(func() error { return main.Run(ctx, ca, report) })
 	g.Go(func() error { return writer.Run(ctx, ca, report) })
 	g.Go(func() error { return serveMetrics(ctx, metricsLn, reg, keeper, main) })
-	log.Info("serving", "join", joinLn.Addr().String(), "nats", strings.Join(urls, " "), "socket", socket, "version", version)
+	log.Info("serving", "join", joinLn.Addr().String(), "nats", strings.Join(urls, " "), "socket", socket, "version", version())
 	return g.Wait()
 }
 
