@@ -22,7 +22,7 @@ type Config struct {
 	RunDir    string // pid file and temporary files of our own nginx
 	LogDir    string // access.log, stream.log, error.log
 	SocketDir string // sockets that no client can reach
-	CertDir   string // <id>.crt and <id>.key, readable by nginx workers
+	CertDir   string // <id>.pem with chain and key, readable by nginx workers
 
 	ClientCert, ClientKey, ClientCA string // the ingress identity, shown to nodes
 
@@ -37,8 +37,6 @@ type Config struct {
 	Connections     int
 	ShutdownTimeout time.Duration
 	EndpointPort    uint16
-	UserHTTP        string // folder with the user's own *.conf for http{}; "" = none
-	UserStream      string
 
 	Templates fs.FS // overrides files of package templates; nil = none
 }
@@ -74,8 +72,6 @@ func (c Config) Validate() error {
 		{"ClientCert", c.ClientCert, false},
 		{"ClientKey", c.ClientKey, false},
 		{"ClientCA", c.ClientCA, false},
-		{"UserHTTP", c.UserHTTP, true},
-		{"UserStream", c.UserStream, true},
 	} {
 		if p.value == "" && p.optional {
 			continue
@@ -114,12 +110,20 @@ type Input struct {
 	Routes   []upstream.Route // normalised and accepted
 	Services []upstream.Service
 	Address  func(placement.LinkID) (netip.Addr, bool)
-	// Certs names the file pair in CertDir of every route that has one.
+	// Certs names the file in CertDir of every route that has one.
 	Certs map[string]string
-	// Salt stands for outside files that nginx reads too: when it changes, so
-	// does the generation.
-	Salt string
+	// User are the user's own files for our nginx, named UserHTTP or
+	// UserStream + "/x.conf". They are copied as they are.
+	User []File
 }
+
+// The folders of a generation for the user's own files.
+const (
+	UserHTTP   = "user-http"
+	UserStream = "user-stream"
+)
+
+var userFilePattern = regexp.MustCompile(`^user-(http|stream)/[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}\.conf$`)
 
 // File is one file of a generation.
 type File struct {

@@ -23,8 +23,9 @@ const (
 	StreamFile = "stream.conf"
 )
 
-// generationLength is the length of a generation's ID in hexadecimal digits.
-const generationLength = 16
+// unnamed stands where the generation's ID will stand: the ID is the hash of
+// the content around it. No value can contain it, as "opf" is ours.
+const unnamed = "opf.generation.x"
 
 // Renderer renders generations.
 type Renderer struct {
@@ -127,11 +128,9 @@ func (r *Renderer) Render(in Input) (Generation, error) {
 	}
 	slices.Sort(g.Routes)
 	g.Primaries = primaries(in.Services)
-	if g.ID, err = r.identify(m, in.Salt); err != nil {
-		return Generation{}, err
-	}
-	m.Generation = g.ID
+	m.Generation = unnamed
 	meant := &placeholders{}
+	sum := sha256.New()
 	for _, f := range r.files {
 		real, err := r.execute(f, m, plain{})
 		if err != nil {
@@ -146,23 +145,34 @@ func (r *Renderer) Render(in Input) (Generation, error) {
 		}
 		g.Files = append(g.Files, File{Name: f, Data: real})
 	}
+	if err := r.user(&g, in.User); err != nil {
+		return Generation{}, err
+	}
+	for _, f := range g.Files {
+		fmt.Fprintf(sum, "%s %d\n", f.Name, len(f.Data))
+		sum.Write(f.Data)
+	}
+	g.ID = hex.EncodeToString(sum.Sum(nil))[:len(unnamed)]
+	for i := range r.files {
+		g.Files[i].Data = bytes.ReplaceAll(g.Files[i].Data, []byte(unnamed), []byte(g.ID))
+	}
 	return g, nil
 }
 
-// identify hashes the content without the generation in it.
-func (r *Renderer) identify(m model, salt string) (string, error) {
-	sum := sha256.New()
-	m.Generation = ""
-	for _, f := range r.files {
-		text, err := r.execute(f, m, plain{})
-		if err != nil {
-			return "", err
-		}
-		fmt.Fprintf(sum, "%s %d\n", f, len(text))
-		sum.Write(text)
+// user adds the user's own files, in a fixed order.
+func (r *Renderer) user(g *Generation, files []File) error {
+	if r.config.Include {
+		return nil
 	}
-	fmt.Fprintf(sum, "salt %q", salt)
-	return hex.EncodeToString(sum.Sum(nil))[:generationLength], nil
+	files = slices.Clone(files)
+	slices.SortFunc(files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
+	for _, f := range files {
+		if !userFilePattern.MatchString(f.Name) {
+			return fmt.Errorf("user file: want a name of A-Z, a-z, 0-9 and ._- that ends in .conf")
+		}
+	}
+	g.Files = append(g.Files, files...)
+	return nil
 }
 
 func (r *Renderer) execute(file string, m model, w writer) ([]byte, error) {
