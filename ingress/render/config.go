@@ -2,7 +2,6 @@ package render
 
 import (
 	"fmt"
-	"io/fs"
 	"net/netip"
 	"regexp"
 	"time"
@@ -38,7 +37,7 @@ type Config struct {
 	ShutdownTimeout time.Duration
 	EndpointPort    uint16
 
-	Templates fs.FS // overrides files of package templates; nil = none
+	Templates map[string]string // override files of package templates by name
 }
 
 // DefaultConfig returns a Config that lacks Build and the paths.

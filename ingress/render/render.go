@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"io/fs"
 	"slices"
@@ -24,8 +23,8 @@ const (
 )
 
 // unnamed stands where the generation's ID will stand: the ID is the hash of
-// the content around it. No value can contain it, as "opf" is ours.
-const unnamed = "opf.generation.x"
+// the content around it. No value can contain it, because of the percent signs.
+const unnamed = "opf%generation%x"
 
 // Renderer renders generations.
 type Renderer struct {
@@ -60,15 +59,9 @@ func New(c Config) (*Renderer, error) {
 	return r, nil
 }
 
-func readTemplate(override fs.FS, name string) (string, error) {
-	if override != nil {
-		b, err := fs.ReadFile(override, name)
-		if err == nil {
-			return string(b), nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("read template: %w", err)
-		}
+func readTemplate(override map[string]string, name string) (string, error) {
+	if text, ok := override[name]; ok {
+		return text, nil
 	}
 	b, err := fs.ReadFile(templates.FS, name)
 	if err != nil {
