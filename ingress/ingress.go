@@ -114,7 +114,7 @@ func (in *Ingress) folders() error {
 		mode   os.FileMode
 		worker bool
 	}{
-		{in.config.StateDir, 0o700, false},
+		{in.config.StateDir, 0o711, false}, // the workers pass through it to CertDir
 		{in.config.Apply.Dir, 0o755, false},
 		{c.LogDir, 0o755, false},
 		{c.CertDir, 0o700, true},
@@ -123,6 +123,9 @@ func (in *Ingress) folders() error {
 	} {
 		if d.path == "tmp" {
 			continue // include mode without a RunDir
+		}
+		if err := os.MkdirAll(filepath.Dir(d.path), 0o755); err != nil {
+			return fmt.Errorf("make folder: %w", err)
 		}
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return fmt.Errorf("make folder: %w", err)
