@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
 	"io"
 	"log/slog"
@@ -287,7 +288,7 @@ func TestServer_DropEndsStreams(t *testing.T) {
 	require.NoError(t, err)
 	// SEC-1: revocation takes effect on open sessions.
 	begun := time.Now()
-	r.server.Drop(Peer{Role: "node", ID: "node-1"})
+	r.server.DropIf(func(c *x509.Certificate) bool { return c.Subject.CommonName == "node-1" })
 	_, err = st.Conn.Read(make([]byte, 1))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, io.EOF, "a cut is a reset, not an end")
