@@ -1,0 +1,126 @@
+package securelink
+
+import (
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// tlsRecordType is the first byte of every TLS 1.3 record after the handshake
+// (RFC 8446 section 5.2).
+const tlsRecordType = 0x17
+
+// Nudger wraps the connection under a TLS 1.3 server. Nudge sends the first
+// byte of the next record early. A client that keeps the connection idle in a
+// pool sees it readable and drops it; one that waits for an answer just waits
+// for the rest of the record. So idle connections end without a race, and
+// requests under way lose nothing (measured with nginx 1.22).
+//
+// It relies on crypto/tls passing whole records to Write, which it does.
+type Nudger struct {
+	*net.TCPConn
+
+	// First are bytes of the stream that were received already; Read gives
+	// them first. Owned by the reader.
+	First []byte
+
+	draining atomic.Bool
+
+	mu    sync.Mutex
+	ready bool // the handshake is over: records begin with tlsRecordType
+	early bool // the next record's first byte is on the wire already
+	err   error
+}
+
+// Read implements net.Conn.
+func (n *Nudger) Read(b []byte) (int, error) {
+	if len(n.First) > 0 {
+		m := copy(b, n.First)
+		n.First = n.First[m:]
+		return m, nil
+	}
+	return n.TCPConn.Read(b)
+}
+
+// Ready tells the Nudger that the handshake is over. If a nudge was asked for
+// before, it happens now.
+func (n *Nudger) Ready() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.ready = true
+	if n.draining.Load() {
+		n.sendEarlyLocked()
+	}
+}
+
+// Nudge ends the connection as soon as its user has no request under way: it
+// sends one early byte now and one behind every record that follows. It never
+// blocks; where the send buffer is full, nothing is sent, so a caller that
+// drains repeats it.
+func (n *Nudger) Nudge() {
+	n.draining.Store(true)
+	// If the lock is taken, a Write is under way; it looks at draining last.
+	if n.mu.TryLock() {
+		n.sendEarlyLocked()
+		n.mu.Unlock()
+	}
+}
+
+func (n *Nudger) sendEarlyLocked() {
+	if n.early || n.err != nil || !n.ready {
+		return
+	}
+	raw, err := n.SyscallConn()
+	if err != nil {
+		return
+	}
+	var sent int
+	var sendErr error
+	err = raw.Control(func(fd uintptr) {
+		sent, sendErr = ignoringEINTR(func() (int, error) { return unix.Write(int(fd), []byte{tlsRecordType}) })
+	})
+	switch {
+	case err != nil:
+		n.err = err
+	case errors.Is(sendErr, unix.EAGAIN):
+	case sendErr != nil:
+		n.err = sendErr
+	default:
+		n.early = sent == 1
+	}
+}
+
+// Write writes one or more whole TLS records.
+func (n *Nudger) Write(b []byte) (int, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.err != nil {
+		return 0, n.err
+	}
+	if !n.ready || len(b) == 0 || (!n.early && !n.draining.Load()) {
+		m, err := n.TCPConn.Write(b)
+		n.err = err
+		if n.draining.Load() {
+			n.sendEarlyLocked()
+		}
+		return m, err
+	}
+	// The byte that is out already is left off, the next one is added, in
+	// one write: there is no moment at which the peer sees a whole record
+	// and an idle connection.
+	want := len(b)
+	if n.early {
+		b = b[1:]
+	}
+	out := make([]byte, 0, len(b)+1)
+	out = append(append(out, b...), tlsRecordType)
+	if _, err := n.TCPConn.Write(out); err != nil {
+		n.err = err
+		return 0, err
+	}
+	n.early = true
+	return want, nil
+}

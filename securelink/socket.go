@@ -1,0 +1,59 @@
+package securelink
+
+import (
+	"errors"
+	"net"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Watch makes the kernel give up on c when sent data stays unacknowledged for
+// UserTimeout, and probe it after a second of silence: for control connections
+// and for data connections while they are pooled. A peer process that is
+// merely busy does not trip it, because its kernel acknowledges.
+func Watch(c *net.TCPConn) error {
+	return keepalive(c, UserTimeout, net.KeepAliveConfig{Enable: true, Idle: PingAfter, Interval: time.Second, Count: 2})
+}
+
+// Unwatch undoes Watch for a data connection that carries a stream:
+// TCP_USER_TIMEOUT also fires on a reader that is merely slow. A joined
+// stream ends with its session instead.
+func Unwatch(c *net.TCPConn) error {
+	return keepalive(c, 0, net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 10 * time.Second, Count: 6})
+}
+
+func keepalive(c *net.TCPConn, userTimeout time.Duration, ka net.KeepAliveConfig) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var opt error
+	err = raw.Control(func(fd uintptr) {
+		opt = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout/time.Millisecond))
+	})
+	return errors.Join(err, opt, c.SetKeepAliveConfig(ka))
+}
+
+// Abort closes c with a reset instead of an end of stream.
+func Abort(c *net.TCPConn) {
+	_ = c.SetLinger(0)
+	_ = c.Close()
+}
+
+// stale reports whether a connection that should be silent has ended or holds
+// bytes nobody asked for. It does not block.
+func stale(c *net.TCPConn) bool {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return true
+	}
+	var b [1]byte
+	gone := true
+	err = raw.Control(func(fd uintptr) {
+		_, _, err := unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		gone = !errors.Is(err, syscall.EAGAIN)
+	})
+	return err != nil || gone
+}

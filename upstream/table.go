@@ -1,0 +1,267 @@
+package upstream
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+
+	"github.com/opfield/availability/placement"
+)
+
+// LinkReport is what a relay says about one link.
+type LinkReport struct {
+	Link     placement.LinkID
+	Order    placement.Order
+	Role     placement.Role
+	Ready    bool
+	State    placement.State
+	Protocol placement.Protocol
+	Present  bool // registered at that relay, and its session is alive
+}
+
+// Fence is the oldest generation and epoch of a workload that may serve.
+type Fence struct {
+	Generation uint64
+	Epoch      uint64
+}
+
+// Table folds everything the ingress node hears into what should be. The
+// zero value is ready to use. It is not safe for concurrent use.
+//
+// Every input is level-triggered and most are a maximum by placement.Order,
+// so repeating or reordering them does no harm. Only two reports of the same
+// relay about the same link depend on their order, as they do on the wire.
+type Table struct {
+	workloads map[string]*workload
+	relays    map[string]*relay
+	nodes     map[string]nodeMark
+	fences    map[string]Fence
+	primaries map[placement.LinkID]bool
+	routes    []RouteView
+	used      map[servicePort]bool
+
+	names []string // of workloads, sorted
+	all   bool     // every workload must be judged again
+}
+
+type servicePort struct {
+	workload string
+	port     uint16
+}
+
+type workload struct {
+	copies map[string]*replica // by node
+	dirty  bool
+	orders []Order
+	gone   map[placement.LinkID]bool
+}
+
+// replica is one placement as far as it is known.
+type replica struct {
+	known  bool            // an event arrived
+	event  placement.Event // the newest one
+	report map[uint16]LinkReport
+}
+
+type relay struct {
+	up            bool
+	authoritative bool
+	views         map[placement.LinkID]view
+}
+
+// view is the last word of a relay about a link. A stale one is from an
+// earlier session: it counts only while no relay knows better.
+type view struct {
+	ready   bool
+	present bool
+	stale   bool
+}
+
+type nodeMark struct {
+	lost     bool
+	revision uint64
+}
+
+func (t *Table) workload(name string) *workload {
+	w := t.workloads[name]
+	if w == nil {
+		if t.workloads == nil {
+			t.workloads = map[string]*workload{}
+		}
+		w = &workload{copies: map[string]*replica{}}
+		t.workloads[name] = w
+		at, _ := slices.BinarySearch(t.names, name)
+		t.names = slices.Insert(t.names, at, name)
+	}
+	return w
+}
+
+func (w *workload) replica(node string) *replica {
+	r := w.copies[node]
+	if r == nil {
+		r = &replica{report: map[uint16]LinkReport{}}
+		w.copies[node] = r
+	}
+	return r
+}
+
+// Event folds in a health event, wherever it came from. An older one than
+// the newest known changes nothing.
+func (t *Table) Event(e placement.Event) {
+	if e.Check() != nil {
+		return
+	}
+	w := t.workload(e.Workload)
+	r := w.replica(e.Node)
+	if r.known && !e.Order().Newer(r.event.Order()) {
+		return
+	}
+	e.Ports = slices.Clone(e.Ports)
+	r.known, r.event = true, e
+	w.dirty = true
+}
+
+// RelayReport folds in what a relay says about a link. If it is newer than
+// every event, it counts as one, so that routing follows changes without NATS.
+// Reports of a session come after its RelayUp.
+func (t *Table) RelayReport(name string, report LinkReport) {
+	if report.Link.Placement.Check() != nil || report.Link.Port == 0 {
+		return
+	}
+	rl := t.relay(name)
+	rl.views[report.Link] = view{ready: report.Ready, present: report.Present}
+	w := t.workload(report.Link.Placement.Workload)
+	w.dirty = true
+	r := w.replica(report.Link.Placement.Node)
+	// A relay that dropped a session repeats the last registration with
+	// Ready false: that says nothing about the placement itself.
+	if !report.Present {
+		return
+	}
+	if old, ok := r.report[report.Link.Port]; ok && !report.Order.Newer(old.Order) {
+		return
+	}
+	r.report[report.Link.Port] = report
+}
+
+func (t *Table) relay(name string) *relay {
+	rl := t.relays[name]
+	if rl == nil {
+		if t.relays == nil {
+			t.relays = map[string]*relay{}
+		}
+		rl = &relay{views: map[placement.LinkID]view{}}
+		t.relays[name] = rl
+	}
+	return rl
+}
+
+// RelayUp says whether the session with a relay is alive, and whether the
+// relay's silence about a link proves that it has no such link.
+func (t *Table) RelayUp(name string, up, authoritative bool) {
+	rl := t.relay(name)
+	if up && !rl.up {
+		for id, v := range rl.views {
+			v.stale = true
+			rl.views[id] = v
+		}
+	}
+	if up && authoritative {
+		maps.DeleteFunc(rl.views, func(_ placement.LinkID, v view) bool { return v.stale })
+	}
+	rl.up, rl.authoritative = up, authoritative
+	t.all = true
+}
+
+// ForgetRelay removes a relay that is no longer part of the system.
+func (t *Table) ForgetRelay(name string) {
+	delete(t.relays, name)
+	t.all = true
+}
+
+// Node folds in the controller's word about a node. An older revision than
+// the newest known changes nothing.
+func (t *Table) Node(name string, lost bool, revision uint64) {
+	if old, ok := t.nodes[name]; ok && revision <= old.revision {
+		return
+	}
+	if t.nodes == nil {
+		t.nodes = map[string]nodeMark{}
+	}
+	t.nodes[name] = nodeMark{lost: lost, revision: revision}
+	t.all = true
+}
+
+// SetFences says which generations and epochs are the oldest that may serve.
+// A workload that is not named has no fence.
+func (t *Table) SetFences(fences map[string]Fence) {
+	t.fences = maps.Clone(fences)
+	t.all = true
+}
+
+// Proven says which links the running nginx generation lists as primaries.
+func (t *Table) Proven(primaries []placement.LinkID) {
+	t.primaries = make(map[placement.LinkID]bool, len(primaries))
+	for _, id := range primaries {
+		t.primaries[id] = true
+	}
+	t.all = true
+}
+
+// Orders returns the order of every known link, sorted by link. The caller
+// must not change what the slices in it point to.
+func (t *Table) Orders() []Order {
+	t.judge()
+	n := 0
+	for _, w := range t.workloads {
+		n += len(w.orders)
+	}
+	out := make([]Order, 0, n)
+	for _, name := range t.names {
+		out = append(out, t.workloads[name].orders...)
+	}
+	return out
+}
+
+// Services returns what nginx should list for every workload port that a
+// serving route uses, sorted.
+func (t *Table) Services() []Service {
+	t.judge()
+	keys := slices.SortedFunc(maps.Keys(t.used), func(a, b servicePort) int {
+		return cmp.Or(cmp.Compare(a.workload, b.workload), cmp.Compare(a.port, b.port))
+	})
+	out := make([]Service, 0, len(keys))
+	for _, k := range keys {
+		out = append(out, t.service(k))
+	}
+	return out
+}
+
+func (t *Table) service(k servicePort) Service {
+	s := Service{Workload: k.workload, Port: k.port}
+	w := t.workloads[k.workload]
+	if w == nil {
+		return s
+	}
+	for _, o := range w.orders {
+		switch {
+		case o.Link.Port != k.port:
+		case o.State == Open:
+			s.Open = append(s.Open, o.Link)
+		case !w.gone[o.Link]:
+			s.Others = append(s.Others, o.Link)
+		}
+	}
+	return s
+}
+
+// judge brings the orders of every workload that changed up to date.
+func (t *Table) judge() {
+	for name, w := range t.workloads {
+		if t.all || w.dirty {
+			w.orders, w.gone = t.ordersOf(name, w)
+			w.dirty = false
+		}
+	}
+	t.all = false
+}
