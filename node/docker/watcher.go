@@ -37,6 +37,9 @@ type Engine interface {
 type Container struct {
 	discovery.Container
 	StartedAt time.Time
+	// Pending says that the engine was not yet given the time to answer about
+	// it for the first time.
+	Pending bool
 }
 
 // Snapshot is all that is known at one moment.
@@ -68,8 +71,8 @@ type Watcher struct {
 
 	// Owned by Run.
 	entries   map[string]*entry
-	complete  bool // the first list and its inspections are done
-	waiting   map[string]bool
+	complete  bool            // a whole list was read
+	waiting   map[string]bool // containers of the first list that were not answered yet
 	listing   bool
 	listAgain bool
 	all       bool // the next list inspects every container
@@ -125,10 +128,6 @@ func (w *Watcher) Run(ctx context.Context) error {
 			w.learn(ctx, &wg, i)
 		case id := <-w.due:
 			w.inspect(ctx, &wg, id)
-		}
-		if !w.complete && w.err == nil && !w.listing && len(w.waiting) == 0 {
-			w.complete = true
-			w.changed = true
 		}
 		if w.changed && (w.complete || w.err != nil) {
 			w.changed = false
@@ -191,6 +190,8 @@ func (w *Watcher) streamOnce(ctx context.Context) error {
 			}
 		case err := <-errs:
 			return err
+		case <-ctx.Done():
+			return ctx.Err()
 		}
 	}
 }
@@ -246,6 +247,9 @@ func (w *Watcher) merge(ctx context.Context, wg *sync.WaitGroup, l list) {
 			}
 			w.inspect(ctx, wg, s.ID)
 		}
+	}
+	if !w.complete {
+		w.complete, w.changed = true, true
 	}
 	for id, e := range w.entries {
 		if !there[id] && e.touched.Before(l.began) {
@@ -311,7 +315,10 @@ func (w *Watcher) inspect(ctx context.Context, wg *sync.WaitGroup, id string) {
 
 // learn takes the answer about one container.
 func (w *Watcher) learn(ctx context.Context, wg *sync.WaitGroup, i inspection) {
-	delete(w.waiting, i.id)
+	if w.waiting[i.id] {
+		delete(w.waiting, i.id)
+		w.changed = true
+	}
 	e := w.entries[i.id]
 	if e == nil {
 		return
@@ -371,7 +378,7 @@ func (w *Watcher) snapshot() Snapshot {
 	s := Snapshot{Err: w.err, Complete: w.complete}
 	for _, id := range slices.Sorted(maps.Keys(w.entries)) {
 		if e := w.entries[id]; !e.bare {
-			s.Containers = append(s.Containers, Container{Container: e.c, StartedAt: e.startedAt})
+			s.Containers = append(s.Containers, Container{Container: e.c, StartedAt: e.startedAt, Pending: w.waiting[id]})
 		}
 	}
 	return s
