@@ -86,7 +86,7 @@ func OpenCA(dir string) (*CA, error) {
 }
 
 func (ca *CA) load() error {
-	if _, err := readJSON(filepath.Join(ca.dir, "ledger.json"), &ca.ledger); err != nil {
+	if _, err := readJSON(ca.LedgerFile(), &ca.ledger); err != nil {
 		return err
 	}
 	l := &ca.ledger
@@ -159,8 +159,12 @@ func fingerprint(cert *x509.Certificate) string {
 	return hex.EncodeToString(sum[:])
 }
 
+// LedgerFile returns the path of what the CA remembers; with ca.key and ca.crt
+// it is what a backup needs.
+func (ca *CA) LedgerFile() string { return filepath.Join(ca.dir, "ledger.json") }
+
 func (ca *CA) saveLocked() error {
-	return writeJSON(filepath.Join(ca.dir, "ledger.json"), ca.ledger, secretMode)
+	return writeJSON(ca.LedgerFile(), ca.ledger, secretMode)
 }
 
 // stampLocked returns a stamp above every earlier one and stores it.

@@ -195,6 +195,9 @@ func (i *Identity) SetRevoked(list []Revocation) error {
 	return writeJSON(i.path("revoked.json"), sortRevocations(list), publicMode)
 }
 
+// Revocations returns the present list.
+func (i *Identity) Revocations() []Revocation { return i.revoked.all() }
+
 // RevocationsChanged returns a channel that is closed at the next change of
 // the list. Owners of sessions take the channel first, then end the sessions
 // whose certificate is Revoked, then wait.

@@ -35,10 +35,11 @@ const (
 func JoinableRoles() []Role { return []Role{RoleNode, RoleRelay, RoleIngress, RoleSubscriber} }
 
 const (
-	scheme      = "opfield"
-	domain      = "opfield.internal"
-	grantHost   = "grant"
-	controller1 = "main"
+	scheme    = "opfield"
+	domain    = "opfield.internal"
+	grantHost = "grant"
+	mainID    = "main"
+	storeID   = "store"
 )
 
 // Name is the role and the id of an identity.
@@ -49,7 +50,11 @@ type Name struct {
 
 // ControllerName is the name of the controller. Its certificate is also that
 // of the embedded NATS server.
-func ControllerName() Name { return Name{Role: RoleController, ID: controller1} }
+func ControllerName() Name { return Name{Role: RoleController, ID: mainID} }
+
+// StoreName is the name with which the controller, and nobody else, writes to
+// the buckets.
+func StoreName() Name { return Name{Role: RoleController, ID: storeID} }
 
 // String returns "<role>/<id>".
 func (n Name) String() string { return string(n.Role) + "/" + n.ID }

@@ -89,6 +89,12 @@ func (r *revocations) covers(cert *x509.Certificate) bool {
 	return slices.ContainsFunc(r.list, func(rev Revocation) bool { return rev.Covers(cert) })
 }
 
+func (r *revocations) all() []Revocation {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return slices.Clone(r.list)
+}
+
 func (r *revocations) next() <-chan struct{} {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -148,7 +148,7 @@ func (ca *CA) redeem(id, secret string, name Name, advertise string, csrPEM []by
 	case !time.Now().Before(tok.Expires):
 		return nil, Member{}, fmt.Errorf("%w: it expired at %s", ErrToken, tok.Expires.UTC().Format(time.RFC3339))
 	case tok.Role != name.Role:
-		return nil, Member{}, fmt.Errorf("%w: it is for a %s, not a %s", ErrToken, tok.Role, name.Role)
+		return nil, Member{}, fmt.Errorf("%w: its role is %s, not %s", ErrToken, tok.Role, name.Role)
 	case tok.Bound != "" && tok.Bound != name.ID:
 		return nil, Member{}, fmt.Errorf("%w: it is for the id %q only", ErrToken, tok.Bound)
 	}

@@ -1,0 +1,82 @@
+package api
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"github.com/opfield/availability/identity"
+)
+
+// TokenOrder is the body of POST /v1/tokens.
+type TokenOrder struct {
+	Role      identity.Role `json:"role"`
+	ID        string        `json:"id,omitempty"`
+	Workloads string        `json:"workloads,omitempty"` // comma-separated patterns
+	TTL       string        `json:"ttl,omitempty"`       // such as "1h"
+}
+
+// NewToken is its answer. Token is shown this once.
+type NewToken struct {
+	Text string         `json:"token"`
+	For  identity.Token `json:"for"`
+}
+
+func (s *Server) createToken(_ context.Context, r *http.Request) (any, error) {
+	var order TokenOrder
+	if err := decode(r, &order); err != nil {
+		return nil, err
+	}
+	req := identity.TokenRequest{Role: order.Role, ID: order.ID}
+	var err error
+	if order.TTL != "" {
+		if req.TTL, err = time.ParseDuration(order.TTL); err != nil || req.TTL <= 0 {
+			return nil, Violations{{CodeTokenInvalid, "ttl", "want a duration such as 1h"}}
+		}
+	}
+	if order.Workloads != "" {
+		if req.Grant, err = identity.ParseGrant(order.Workloads); err != nil {
+			return nil, Violations{{CodeTokenInvalid, "workloads", err.Error()}}
+		}
+	}
+	text, tok, err := s.CA.CreateToken(req)
+	if err != nil {
+		return nil, err
+	}
+	s.Logger.Info("join token created", "token", tok.ID, "role", string(tok.Role), "expires", tok.Expires)
+	return NewToken{Text: text, For: tok}, nil
+}
+
+func (s *Server) listTokens(context.Context, *http.Request) (any, error) {
+	return map[string][]identity.Token{"tokens": append([]identity.Token{}, s.CA.Tokens()...)}, nil
+}
+
+func (s *Server) revokeToken(_ context.Context, r *http.Request) (any, error) {
+	if err := s.CA.RevokeToken(r.PathValue("id")); err != nil {
+		return nil, refuse(http.StatusNotFound, CodeTokenUnknown, "%v", err)
+	}
+	s.Logger.Info("join token revoked", "token", r.PathValue("id"))
+	return struct{}{}, nil
+}
+
+func (s *Server) listIdentities(context.Context, *http.Request) (any, error) {
+	return map[string][]identity.Member{"identities": append([]identity.Member{}, s.CA.Members()...)}, nil
+}
+
+// revokeIdentity is done when the CA has it on disk; telling everybody else is
+// repeated by whoever Config.Revoked belongs to.
+func (s *Server) revokeIdentity(_ context.Context, r *http.Request) (any, error) {
+	var name identity.Name
+	if err := decode(r, &name); err != nil {
+		return nil, err
+	}
+	rev, err := s.CA.Revoke(name)
+	if err != nil {
+		return nil, refuse(http.StatusUnprocessableEntity, CodeIdentityDenied, "%v", err)
+	}
+	s.Logger.Warn("identity revoked", "identity", name.String())
+	if s.Revoked != nil {
+		s.Revoked(s.CA.Revocations())
+	}
+	return rev, nil
+}

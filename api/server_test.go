@@ -1,0 +1,286 @@
+package api_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"io"
+	"math/big"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/opfield/availability/api"
+	"github.com/opfield/availability/bus"
+	"github.com/opfield/availability/bus/bustest"
+	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/identity/identitytest"
+	"github.com/opfield/availability/placement"
+)
+
+const (
+	soon = 10 * time.Second
+	poll = 10 * time.Millisecond
+)
+
+type setup struct {
+	t      *testing.T
+	ca     *identitytest.CA
+	nats   *bustest.Server
+	socket string
+	client *http.Client
+}
+
+// checkRoute stands for the checker that cmd injects: names only.
+func checkRoute(raw json.RawMessage) (string, json.RawMessage, error) {
+	var r map[string]any
+	if err := json.Unmarshal(raw, &r); err != nil {
+		return "", nil, errors.New("want an object")
+	}
+	name, _ := r["name"].(string)
+	if placement.CheckName(name) != nil {
+		return "", nil, api.Violations{{Code: "ROUTE_NAME_INVALID", Field: "name", Message: "want a name"}}
+	}
+	b, err := json.Marshal(r)
+	return name, b, err
+}
+
+func start(t *testing.T) *setup {
+	t.Helper()
+	ca := identitytest.New(t)
+	s := &setup{t: t, ca: ca, nats: bustest.Start(t, ca), socket: filepath.Join(t.TempDir(), "api.sock")}
+	fleet, err := api.NewFleet(api.FleetConfig{Conn: s.nats.Controller, Store: s.nats.Store, Members: ca.Members, Logger: bustest.Logger(t)})
+	require.NoError(t, err)
+	srv, err := api.New(api.Config{Conn: s.nats.Controller, Store: s.nats.Store, CA: ca.CA, Fleet: fleet, CheckRoute: checkRoute, Logger: bustest.Logger(t)})
+	require.NoError(t, err)
+	ln, err := api.Listen(s.socket)
+	require.NoError(t, err)
+	bustest.Go(t, fleet.Run)
+	bustest.Go(t, func(ctx context.Context) error { return srv.Serve(ctx, ln) })
+	s.client = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", s.socket)
+	}}}
+	t.Cleanup(s.client.CloseIdleConnections)
+	return s
+}
+
+// call sends a request; a problem is returned as its code and field.
+func (s *setup) call(method, path string, body any, out any) string {
+	s.t.Helper()
+	b, err := json.Marshal(body)
+	require.NoError(s.t, err)
+	if raw, ok := body.(string); ok {
+		b = []byte(raw)
+	}
+	req, err := http.NewRequest(method, "http://opfield"+path, bytes.NewReader(b))
+	require.NoError(s.t, err)
+	resp, err := s.client.Do(req)
+	require.NoError(s.t, err)
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	require.NoError(s.t, err)
+	if resp.StatusCode != http.StatusOK {
+		require.Equal(s.t, "application/problem+json", resp.Header.Get("Content-Type"))
+		var p api.Problem
+		require.NoError(s.t, json.Unmarshal(text, &p))
+		require.Equal(s.t, resp.StatusCode, p.Status)
+		if len(p.Errors) > 0 {
+			return string(p.Code) + " " + p.Errors[0].Field
+		}
+		return string(p.Code)
+	}
+	if out != nil {
+		require.NoError(s.t, json.Unmarshal(text, out))
+	}
+	return ""
+}
+
+func TestRoutes(t *testing.T) { // RTE-11, API-1
+	s := start(t)
+	require.Empty(t, s.call("PUT", "/v1/routes/b", map[string]any{"name": "b", "created": 99}, nil))
+	require.Empty(t, s.call("PUT", "/v1/routes/a", map[string]any{"name": "a"}, nil))
+	var applied api.Applied
+	body := map[string]any{"routes": []any{map[string]any{"name": "b", "port": 1}, map[string]any{"name": "c"}, map[string]any{"name": "a"}}}
+	require.Empty(t, s.call("POST", "/v1/routes", body, &applied))
+	require.Equal(t, api.Applied{Added: []string{"c"}, Changed: []string{"b"}, Unchanged: []string{"a"}}, applied)
+	created := func() map[string]float64 {
+		var list struct {
+			Routes []struct {
+				Name    string
+				Created float64
+			}
+		}
+		require.Empty(t, s.call("GET", "/v1/routes", nil, &list))
+		out := map[string]float64{}
+		for _, r := range list.Routes {
+			out[r.Name] = r.Created
+		}
+		return out
+	}
+	require.Equal(t, map[string]float64{"b": 1, "a": 2, "c": 3}, created(), "age is the server's, and kept")
+
+	for want, body := range map[string]any{
+		"ROUTE_NAME_INVALID routes[1].name":     map[string]any{"routes": []any{map[string]any{"name": "new"}, map[string]any{"name": "B A D"}}},
+		"ROUTE_NAME_DUPLICATE routes[1].name":   map[string]any{"routes": []any{map[string]any{"name": "new"}, map[string]any{"name": "new"}}},
+		"ROUTE_CERT_UNKNOWN routes[0].tls.cert": map[string]any{"routes": []any{map[string]any{"name": "new", "tls": map[string]any{"cert": "no"}}}},
+		"REQUEST_MALFORMED":                     "{",
+	} {
+		require.Equal(t, want, s.call("POST", "/v1/routes", body, nil))
+	}
+	require.Equal(t, "REQUEST_MALFORMED", s.call("POST", "/v1/routes", `{"routes":[],"extra":1}`, nil))
+	require.Equal(t, "REQUEST_TOO_LARGE", s.call("POST", "/v1/routes", `{"routes":["`+strings.Repeat("x", 9<<20)+`"]}`, nil))
+	require.Equal(t, "ROUTE_NAME_MISMATCH name", s.call("PUT", "/v1/routes/x", map[string]any{"name": "y"}, nil))
+	require.Len(t, created(), 3, "a refused list stores nothing")
+	require.Empty(t, s.call("DELETE", "/v1/routes/b", nil, nil))
+	require.Equal(t, "NOT_FOUND", s.call("DELETE", "/v1/routes/b", nil, nil))
+	require.Equal(t, "NOT_FOUND", s.call("GET", "/v1/nothing", nil, nil))
+	require.Len(t, created(), 2)
+}
+
+// pair makes a certificate good from..to for the names.
+func pair(t *testing.T, from, to time.Time, names ...string) (cert, key string) {
+	t.Helper()
+	k, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	tmpl := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: from, NotAfter: to, DNSNames: names}
+	der, err := x509.CreateCertificate(rand.Reader, tmpl, tmpl, &k.PublicKey, k)
+	require.NoError(t, err)
+	kd, err := x509.MarshalPKCS8PrivateKey(k)
+	require.NoError(t, err)
+	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})), string(pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: kd}))
+}
+
+func TestCerts(t *testing.T) { // RTE-13, SEC-3
+	s := start(t)
+	now := time.Now()
+	cert, key := pair(t, now.Add(-time.Hour), now.Add(24*time.Hour), "example.com")
+	_, other := pair(t, now, now.Add(time.Hour), "example.com")
+	expired, expiredKey := pair(t, now.Add(-2*time.Hour), now.Add(-time.Hour), "example.com")
+	later, laterKey := pair(t, now.Add(48*time.Hour), now.Add(72*time.Hour), "example.com")
+	nameless, namelessKey := pair(t, now.Add(-time.Hour), now.Add(time.Hour))
+	up := func(c, k string) api.CertUpload { return api.CertUpload{Certificate: c, Key: k} }
+	require.Empty(t, s.call("PUT", "/v1/certs/example.com", up(cert, key), nil))
+	stored, _, err := s.nats.Store.Get(t.Context(), bus.BucketCerts, "example.com")
+	require.NoError(t, err)
+	_, err = tls.X509KeyPair(stored, stored)
+	require.NoError(t, err)
+
+	for want, u := range map[string]api.CertUpload{
+		"CERT_KEY_MISMATCH key":          up(cert, other),
+		"CERT_EXPIRED certificate":       up(expired, expiredKey),
+		"CERT_NOT_YET_VALID certificate": up(later, laterKey),
+		"CERT_NAMES_MISSING certificate": up(nameless, namelessKey),
+		"CERT_INVALID certificate":       up("nonsense", key),
+		"CERT_KEY_INVALID key":           up(cert, "nonsense"),
+	} {
+		require.Equal(t, want, s.call("PUT", "/v1/certs/example.com", u, nil))
+	}
+	require.Equal(t, "CERT_INVALID certificate", s.call("PUT", "/v1/certs/example.com", up(cert+key, key), nil))
+	require.Equal(t, "CERT_INVALID certificate", s.call("PUT", "/v1/certs/example.com", up(cert+cert[:60], key), nil))
+	require.Equal(t, "CERT_NAME_INVALID name", s.call("PUT", "/v1/certs/..%2f", up(cert, key), nil))
+	again, _, err := s.nats.Store.Get(t.Context(), bus.BucketCerts, "example.com")
+	require.NoError(t, err)
+	require.Equal(t, stored, again, "what was good is kept")
+
+	var list struct{ Certs []api.Cert }
+	require.Empty(t, s.call("GET", "/v1/certs", nil, &list))
+	require.Len(t, list.Certs, 1)
+	require.Equal(t, []string{"example.com"}, list.Certs[0].Names)
+	b, err := json.Marshal(list)
+	require.NoError(t, err)
+	require.NotContains(t, string(b), "PRIVATE")
+
+	require.Empty(t, s.call("PUT", "/v1/routes/r", map[string]any{"name": "r", "tls": map[string]any{"cert": "example.com"}}, nil))
+	require.Equal(t, "CERT_IN_USE", s.call("DELETE", "/v1/certs/example.com", nil, nil))
+	require.Empty(t, s.call("DELETE", "/v1/routes/r", nil, nil))
+	require.Empty(t, s.call("DELETE", "/v1/certs/example.com", nil, nil))
+}
+
+func TestTokensAndIdentities(t *testing.T) { // SEC-1
+	s := start(t)
+	var tok api.NewToken
+	require.Empty(t, s.call("POST", "/v1/tokens", api.TokenOrder{Role: identity.RoleNode, Workloads: "a,b*", TTL: "5m"}, &tok))
+	require.Equal(t, identity.Grant{"a", "b*"}, tok.For.Grant)
+	require.True(t, strings.HasSuffix(tok.Text, s.ca.Fingerprint()))
+	require.Equal(t, "TOKEN_REQUEST_INVALID ttl", s.call("POST", "/v1/tokens", api.TokenOrder{Role: identity.RoleNode, TTL: "x"}, nil))
+	require.Equal(t, "TOKEN_REQUEST_INVALID workloads", s.call("POST", "/v1/tokens", api.TokenOrder{Role: identity.RoleNode, Workloads: "A"}, nil))
+	require.Equal(t, "TOKEN_REQUEST_INVALID", s.call("POST", "/v1/tokens", api.TokenOrder{Role: identity.RoleController}, nil))
+	require.Empty(t, s.call("DELETE", "/v1/tokens/"+tok.For.ID, nil, nil))
+	require.Equal(t, "TOKEN_UNKNOWN", s.call("DELETE", "/v1/tokens/"+tok.For.ID, nil, nil))
+
+	require.Equal(t, "IDENTITY_NOT_REVOKED", s.call("POST", "/v1/identities/revoke", identity.Name{Role: identity.RoleNode, ID: "x"}, nil))
+	s.ca.Identity(t, identity.RoleNode, "x")
+	require.Empty(t, s.call("POST", "/v1/identities/revoke", identity.Name{Role: identity.RoleNode, ID: "x"}, nil))
+	require.Len(t, s.ca.Revocations(), 1)
+}
+
+func TestListen_OwnerOnly(t *testing.T) { // SEC-4
+	s := start(t)
+	st, err := os.Stat(s.socket)
+	require.NoError(t, err)
+	require.Equal(t, os.FileMode(0o600), st.Mode().Perm())
+	_, err = api.Listen(s.socket)
+	require.ErrorContains(t, err, "in use")
+}
+
+func TestStatusAndEvents(t *testing.T) { // LOS-1, API-3, EVT-5
+	s := start(t)
+	nodeConn := s.nats.Conn(t, s.ca.Identity(t, identity.RoleNode, "node-1"))
+	ctx, stop := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() {
+		stopped <- nodeConn.PublishStatus(ctx, func() bus.Status { return bus.Status{Version: "v1", Node: &bus.NodeStatus{Docker: "ok"}} })
+	}()
+	id := placement.ID{Workload: "shop", Node: "node-1"}
+	require.NoError(t, nodeConn.PublishPlacement(t.Context(), placement.Event{
+		Workload: "shop", Placement: id.String(), Node: "node-1", Kind: placement.KindContainer, Role: placement.RoleServing,
+		Ready: true, State: placement.StateRunning, Ports: []placement.Port{{Port: 80, Protocol: placement.ProtocolHTTP}},
+	}))
+	require.Empty(t, s.call("PUT", "/v1/routes/r", map[string]any{"name": "r", "workload": "shop", "port": 80}, nil))
+
+	state := func() api.NodeView {
+		var rep api.Report
+		require.Empty(t, s.call("GET", "/v1/status", nil, &rep))
+		if len(rep.Nodes) != 1 || len(rep.Routes) != 1 || len(rep.Routes[0].Placements) != 1 {
+			return api.NodeView{}
+		}
+		return rep.Nodes[0]
+	}
+	require.Eventually(t, func() bool { return state().State == api.Online }, soon, poll)
+	require.Equal(t, "ok", state().Docker)
+
+	resp, err := s.client.Get("http://opfield/v1/events?follow=true")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	lines := bufio.NewScanner(resp.Body)
+	next := func(want string) {
+		t.Helper()
+		for lines.Scan() {
+			if strings.Contains(lines.Text(), want) {
+				return
+			}
+		}
+		t.Fatalf("no event with %s", want)
+	}
+	next(placement.EventType)
+	stop()
+	<-stopped
+	begin := time.Now()
+	next(`"state":"offline"`) // no relay holds it
+	require.InDelta(t, 5, time.Since(begin).Seconds(), 2.5)
+	require.Equal(t, api.Offline, state().State)
+}

@@ -1,0 +1,176 @@
+package bus
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
+	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/placement"
+)
+
+const (
+	deletedKept   = 24 * time.Hour // the marker of a deleted key
+	maxBucket     = 512 << 20
+	maxPlacements = 1 << 30
+	maxNodes      = 64 << 20
+)
+
+// Store writes the buckets and the node events. Only the controller has the
+// identity for it.
+type Store struct {
+	conn *Conn // fixed
+	js   jetstream.JetStream
+}
+
+// OpenStore begins to connect like Connect; the identity is that of
+// identity.StoreName.
+func OpenStore(cfg Config) (*Store, error) {
+	c, err := Connect(cfg)
+	if err != nil {
+		return nil, err
+	}
+	js, err := jetstream.New(c.nc)
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	return &Store{conn: c, js: js}, nil
+}
+
+// Close ends the connection.
+func (s *Store) Close() { s.conn.Close() }
+
+// EnsureStreams creates the stream of health events, or updates it.
+func EnsureStreams(ctx context.Context, c *Conn) error {
+	js, err := jetstream.New(c.nc)
+	if err != nil {
+		return err
+	}
+	_, err = js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name:              streamPlacements,
+		Description:       "the last health event of every placement",
+		Subjects:          []string{placement.SubjectPrefix + "*.*"},
+		MaxMsgsPerSubject: 1,
+		MaxBytes:          maxPlacements,
+		MaxMsgSize:        placement.MaxEventSize + 1<<10, // headers
+		Storage:           jetstream.FileStorage,
+		Discard:           jetstream.DiscardOld,
+		AllowDirect:       true,
+		AllowMsgTTL:       true,
+		AllowRollup:       false, // one header would erase what others wrote
+		DenyDelete:        true,
+		DenyPurge:         true,
+	})
+	if err != nil {
+		return fmt.Errorf("create stream %s: %w", streamPlacements, err)
+	}
+	return nil
+}
+
+// Ensure creates the buckets and the stream of node events.
+func (s *Store) Ensure(ctx context.Context) error {
+	for _, b := range Buckets() {
+		_, err := s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
+			Bucket:         b,
+			History:        1,
+			MaxBytes:       maxBucket,
+			Storage:        jetstream.FileStorage,
+			LimitMarkerTTL: deletedKept,
+			RePublish:      &jetstream.RePublish{Source: "$KV." + b + ".>", Destination: subjectChanged + b + ".>", HeadersOnly: true},
+		})
+		if err != nil {
+			return fmt.Errorf("create bucket %s: %w", b, err)
+		}
+	}
+	_, err := s.js.CreateOrUpdateStream(ctx, jetstream.StreamConfig{
+		Name:              streamNodes,
+		Description:       "the last liveness event of every node",
+		Subjects:          []string{subjectNodes + "*"},
+		MaxMsgsPerSubject: 1,
+		MaxBytes:          maxNodes,
+		Storage:           jetstream.FileStorage,
+		AllowDirect:       true,
+	})
+	if err != nil {
+		return fmt.Errorf("create stream %s: %w", streamNodes, err)
+	}
+	return nil
+}
+
+// Put writes a key.
+func (s *Store) Put(ctx context.Context, bucket, key string, value []byte) error {
+	kv, err := s.js.KeyValue(ctx, bucket)
+	if err == nil {
+		_, err = kv.Put(ctx, key, value)
+	}
+	if err != nil {
+		return fmt.Errorf("write %s/%s: %w", bucket, key, err)
+	}
+	return nil
+}
+
+// Delete removes a key; one that does not exist is no error.
+func (s *Store) Delete(ctx context.Context, bucket, key string) error {
+	kv, err := s.js.KeyValue(ctx, bucket)
+	if err == nil {
+		err = kv.Purge(ctx, key, jetstream.PurgeTTL(deletedKept))
+	}
+	if err != nil {
+		return fmt.Errorf("delete %s/%s: %w", bucket, key, err)
+	}
+	return nil
+}
+
+// Get reads a key and reports whether it exists.
+func (s *Store) Get(ctx context.Context, bucket, key string) ([]byte, bool, error) {
+	kv, err := s.js.KeyValue(ctx, bucket)
+	if err != nil {
+		return nil, false, fmt.Errorf("read %s/%s: %w", bucket, key, err)
+	}
+	entry, err := kv.Get(ctx, key)
+	switch {
+	case errors.Is(err, jetstream.ErrKeyNotFound):
+		return nil, false, nil
+	case err != nil:
+		return nil, false, fmt.Errorf("read %s/%s: %w", bucket, key, err)
+	}
+	return entry.Value(), true, nil
+}
+
+// PublishNode stores and announces the liveness of a node.
+func (s *Store) PublishNode(ctx context.Context, e NodeEvent) error {
+	data, err := e.Marshal()
+	if err != nil {
+		return err
+	}
+	msg := nats.NewMsg(subjectNodes + e.Node)
+	msg.Data = data
+	if _, err := s.js.PublishMsg(ctx, msg); err != nil {
+		return fmt.Errorf("publish liveness of node %s: %w", e.Node, err)
+	}
+	return nil
+}
+
+// PutRevocation tells every process of a revocation.
+func (s *Store) PutRevocation(ctx context.Context, r identity.Revocation) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return s.Put(ctx, BucketRevoked, string(r.Name.Role)+"."+r.Name.ID, b)
+}
+
+// PutRelay tells every process where a relay listens.
+func (s *Store) PutRelay(ctx context.Context, r identity.RelayAddress) error {
+	b, err := json.Marshal(r)
+	if err != nil {
+		return err
+	}
+	return s.Put(ctx, BucketRelays, r.ID, b)
+}
