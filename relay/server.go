@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"encoding/binary"
 	"errors"
 	"io"
@@ -149,13 +150,15 @@ func (s *Server) Retire() {
 	}
 }
 
-// Drop ends the session of a peer whose identity was revoked.
-func (s *Server) Drop(p Peer) {
+// DropIf ends every session whose peer's certificate matches: for revocation,
+// which takes effect on open sessions.
+func (s *Server) DropIf(match func(*x509.Certificate) bool) {
 	s.mu.Lock()
-	sess := s.sessions[p]
-	s.mu.Unlock()
-	if sess != nil {
-		sess.control.Fail(errRevoked)
+	defer s.mu.Unlock()
+	for _, sess := range s.sessions {
+		if match(sess.cert) {
+			sess.control.Fail(errRevoked)
+		}
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
@@ -33,6 +34,7 @@ const (
 // session is one peer's control session.
 type session struct {
 	peer    Peer
+	cert    *x509.Certificate
 	hello   securelink.Hello
 	since   time.Time
 	control *securelink.Control
@@ -140,7 +142,7 @@ func (s *Server) greet(ctx context.Context, conn *net.TCPConn, first byte) (*ses
 		return nil, err
 	}
 	sess := &session{
-		peer: peer, hello: hello, since: time.Now(),
+		peer: peer, cert: t.ConnectionState().PeerCertificates[0], hello: hello, since: time.Now(),
 		control:    securelink.NewControl(t),
 		opens:      rate.NewLimiter(rate.Limit(s.cfg.MaxPeerOpenRate), int(s.cfg.MaxPeerOpenRate)),
 		links:      map[placement.LinkID]struct{}{},

@@ -78,8 +78,6 @@ func (j *Joiner) Copy(dst, src *net.TCPConn) error {
 		return err
 	}
 	var end error
-	// The callback keeps the read side between calls, so the edge-triggered
-	// poller cannot lose a wake-up: after a short read it may wait at once.
 	waitErr := in.Read(func(fd uintptr) bool {
 		end = j.drain(dst, out, int(fd))
 		return end != nil
@@ -108,7 +106,9 @@ func (j *Joiner) drain(dst *net.TCPConn, out syscall.RawConn, fd int) error {
 			return err
 		}
 		if n < len(*buf) {
-			return nil
+			// Not "return nil": the end of the stream may have come with
+			// these bytes, and the poller tells of both only once.
+			continue
 		}
 		if err := j.splice(out, fd); err != nil {
 			return err

@@ -1,0 +1,148 @@
+// Package daemon is what the programs of a joined host share: flags, config
+// file, joining, logs, metrics and the handover of sockets to a successor.
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/placement"
+)
+
+// Exit codes.
+const (
+	ExitFailed = 1
+	ExitUsage  = 2
+)
+
+// UsageError is wrong use that the flag parser cannot see.
+type UsageError string
+
+// Error implements error.
+func (e UsageError) Error() string { return string(e) }
+
+// Common are the flags that every daemon has.
+type Common struct {
+	IdentityDir string   `help:"Folder of this host's identity; join writes it." default:"/etc/opfield/identity" type:"path"`
+	StateDir    string   `help:"Folder of the last known state." default:"/var/lib/opfield" type:"path"`
+	NATS        []string `name:"nats" help:"NATS URLs instead of those learned at join." placeholder:"URL"`
+	LogLevel    string   `help:"debug, info, warn or error." default:"info" enum:"debug,info,warn,error"`
+	CheckConfig bool     `help:"Check the configuration and exit."`
+}
+
+// Logger returns the daemon's logger.
+func (c Common) Logger(component string, w io.Writer) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(c.LogLevel)) // an enum has been checked
+	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})).With("component", component)
+}
+
+// Join is the join command of a daemon.
+type Join struct {
+	Controller string `help:"host:port of the controller's join endpoint." required:"" placeholder:"HOST:8480"`
+	Token      string `help:"Join token, or @FILE to read it from a file, or - for standard input: then it is in no process list." required:""`
+	ID         string `name:"id" help:"Name of this host in the system; default: its host name."`
+}
+
+// Run joins and keeps the identity in dir.
+func (j Join) Run(ctx context.Context, role identity.Role, dir, advertise string, out io.Writer) error {
+	id := j.ID
+	if id == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("--id: host name unknown, give the id: %w", err)
+		}
+		id, _, _ = strings.Cut(strings.ToLower(host), ".")
+	}
+	if err := placement.CheckName(id); err != nil {
+		return UsageError(fmt.Sprintf("--id: %v", err))
+	}
+	token, err := readToken(j.Token)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	who, err := identity.Join(ctx, identity.JoinRequest{
+		Token: token, Controller: j.Controller, Name: identity.Name{Role: role, ID: id}, Advertise: advertise, Dir: dir,
+	})
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, "joined as %s; identity in %s, valid until %s\n", who.Name(), dir, who.Expires().Format(time.RFC3339))
+	return err
+}
+
+func readToken(arg string) (string, error) {
+	var b []byte
+	var err error
+	switch file, isFile := strings.CutPrefix(arg, "@"); {
+	case isFile:
+		b, err = os.ReadFile(file)
+	case arg == "-":
+		b, err = io.ReadAll(io.LimitReader(os.Stdin, 4096))
+	default:
+		return arg, nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("--token: %w", err)
+	}
+	return strings.TrimSpace(string(b)), nil
+}
+
+// exit unwinds kong, which wants to end the process for --help.
+type exit int
+
+// Main parses the command line into cli, runs the chosen command and returns
+// the exit code. Commands get a context.Context that ends with SIGTERM.
+func Main(name, description, version string, cli any) (code int) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case exit:
+			code = int(r)
+		default:
+			panic(r)
+		}
+	}()
+	fail := func(code int, err error) int {
+		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		return code
+	}
+	parser, err := kong.New(cli,
+		kong.Name(name), kong.Description(description),
+		kong.DefaultEnvars("OPFIELD"), kong.Configuration(LoadConfig),
+		kong.Vars{"version": version}, kong.Exit(func(c int) { panic(exit(c)) }),
+	)
+	if err != nil {
+		return fail(ExitFailed, err)
+	}
+	k, err := parser.Parse(os.Args[1:])
+	if err != nil {
+		return fail(ExitUsage, fmt.Errorf("%w; see %s --help", err, name))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	k.BindTo(ctx, (*context.Context)(nil))
+	err = k.Run()
+	var usage UsageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &usage):
+		return fail(ExitUsage, err)
+	default:
+		return fail(ExitFailed, err)
+	}
+}

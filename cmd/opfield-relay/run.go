@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/opfield/availability/bus"
+	"github.com/opfield/availability/cmd/internal/daemon"
+	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/relay"
+)
+
+// stopWithin is how long running streams may go on after SIGTERM.
+const stopWithin = 20 * time.Second
+
+type runCmd struct {
+	daemon.Common
+	Listen            string        `help:"Address for nodes and ingress nodes." default:":9443"`
+	Metrics           string        `help:"Address of metrics and health; empty: none." default:"127.0.0.1:9101"`
+	PIDFile           string        `name:"pid-file" help:"File that holds the process id of the newest process."`
+	MaxStreams        int           `help:"Streams in total." default:"65536"`
+	MaxPeerStreams    int           `help:"Streams per peer." default:"16384"`
+	MaxPeerOpenRate   float64       `help:"New streams per second and peer." default:"5000"`
+	MaxStrangers      int           `help:"Connections that are not admitted yet." default:"1024"`
+	MaxStrangersPerIP int           `name:"max-strangers-per-ip" help:"Of these, from one address." default:"128"`
+	RestartWithin     time.Duration `help:"How long an announced restart may take." default:"8s"`
+	DrainWithin       time.Duration `help:"How long streams may go on in the old process after a restart." default:"1h"`
+}
+
+// Run runs the relay.
+func (c *runCmd) Run(ctx context.Context) error {
+	log := c.Logger("relay", os.Stderr)
+	id, err := identity.Open(c.IdentityDir)
+	if err != nil {
+		return fmt.Errorf("identity in %s (opfield-relay join makes it): %w", c.IdentityDir, err)
+	}
+	if id.Name().Role != identity.RoleRelay {
+		return fmt.Errorf("identity in %s is that of %s; a relay's is needed", c.IdentityDir, id.Name())
+	}
+	reg := daemon.NewRegistry(id)
+	cfg := relay.Config{
+		ID: id.Name().ID, TLS: id.ServerTLS(identity.RoleNode, identity.RoleIngress, identity.RoleController),
+		Authenticate: func(cs tls.ConnectionState) (relay.Peer, error) {
+			n, err := identity.PeerName(cs)
+			return relay.Peer{Role: string(n.Role), ID: n.ID}, err
+		},
+		MaxStreams: c.MaxStreams, MaxPeerStreams: c.MaxPeerStreams, MaxPeerOpenRate: c.MaxPeerOpenRate,
+		MaxStrangers: c.MaxStrangers, MaxStrangersPerIP: c.MaxStrangersPerIP,
+		RestartWithin: c.RestartWithin, DrainWithin: c.DrainWithin,
+		Logger: log, Registerer: reg,
+	}
+	if err := cfg.Validate(); err != nil {
+		return daemon.UsageError(err.Error())
+	}
+	if c.CheckConfig {
+		return nil
+	}
+	server, err := relay.New(cfg)
+	if err != nil {
+		return err
+	}
+	handover, err := daemon.NewHandover(c.PIDFile)
+	if err != nil {
+		return err
+	}
+	defer handover.Stop()
+	ln, err := handover.Listen("tcp", c.Listen)
+	if err != nil {
+		return fmt.Errorf("--listen: %w", err)
+	}
+	conn, err := bus.Connect(bus.Config{URLs: c.NATS, Identity: id, Logger: log, Registerer: reg})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	return c.work(ctx, log, id, conn, server, handover, ln, func(ctx context.Context) error {
+		return daemon.ServeMetrics(ctx, c.Metrics, reg, func() error { return nil })
+	})
+}
+
+// work runs every part until the relay has ended.
+func (c *runCmd) work(ctx context.Context, log *slog.Logger, id *identity.Identity, conn *bus.Conn,
+	server *relay.Server, handover *daemon.Handover, ln net.Listener, metrics func(context.Context) error) error {
+	// Everything but the streams ends at once when we stop or are replaced.
+	side, stopSide := context.WithCancel(context.Background())
+	defer stopSide()
+	serve, stopServe := context.WithCancel(context.Background())
+	defer stopServe()
+	g, side := errgroup.WithContext(side)
+	started := time.Now()
+	g.Go(func() error { return metrics(side) })
+	g.Go(func() error {
+		return ended(id.Run(side, conn, func(err error) { log.Warn("certificate not renewed", "err", err) }))
+	})
+	g.Go(func() error { return ended(conn.FollowRevocations(side)) })
+	g.Go(func() error {
+		for {
+			changed := id.RevocationsChanged()
+			server.DropIf(id.Revoked)
+			select {
+			case <-side.Done():
+				return nil
+			case <-changed:
+			}
+		}
+	})
+	g.Go(func() error {
+		return ended(conn.PublishStatus(side, func() bus.Status {
+			return bus.Status{Name: id.Name(), Version: version, StartedAt: started, Expires: id.Expires(), Relay: status(server, ln)}
+		}))
+	})
+	g.Go(func() error {
+		defer stopSide()
+		defer ln.Close() // Serve then lets streams finish
+		defer server.Retire()
+		succeeded, err := handover.Run(ctx, log)
+		if !succeeded {
+			time.AfterFunc(stopWithin, stopServe)
+		}
+		return err
+	})
+	err := server.Serve(serve, ln)
+	return errors.Join(err, g.Wait())
+}
+
+func ended(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+func status(server *relay.Server, ln net.Listener) *bus.RelayStatus {
+	sessions, streams := server.Status()
+	st := &bus.RelayStatus{Addr: ln.Addr().String(), Streams: streams, Sessions: []bus.RelaySession{}}
+	for _, s := range sessions {
+		st.Sessions = append(st.Sessions, bus.RelaySession{
+			Name: identity.Name{Role: identity.Role(s.Peer.Role), ID: s.Peer.ID}, Since: s.Since, Links: s.Links, Streams: s.Streams,
+		})
+	}
+	return st
+}

@@ -1,0 +1,362 @@
+package ingress
+
+import (
+	"encoding/json"
+	"errors"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"github.com/opfield/availability/ingress/apply"
+	"github.com/opfield/availability/ingress/render"
+	"github.com/opfield/availability/placement"
+	"github.com/opfield/availability/upstream"
+)
+
+// service is one workload port.
+type service struct {
+	workload string
+	port     uint16
+}
+
+// loop owns everything that changes. It runs in one goroutine; the fields
+// are grouped by what they are about.
+type loop struct {
+	config  Config
+	metrics *metrics
+	board   *board
+
+	// What is known.
+	table  upstream.Table
+	events map[placement.ID]placement.Event
+	state  state
+	certs  *certStore
+	named  map[string][]byte // certificates of the bucket, as PEM
+	probed map[service]bool
+
+	// What was told to others.
+	orders   []upstream.Order
+	book     *addressBook
+	noted    desired
+	version  uint64 // of routes, raised by every change of them
+	applied  map[placement.LinkID]bool
+	leftOut  map[string]string // route → why nginx does not have it
+	reload   ReloadStatus
+	schedule apply.Schedule
+	jobs     chan job
+	outside  outside
+
+	stateDirty, statusDirty bool
+}
+
+// outside are the files of the user that nginx reads.
+type outside struct {
+	digest    string
+	files     []render.File
+	templates map[string]string
+	err       string // why the newest files are not in use
+}
+
+func newLoop(c Config, m *metrics, b *board) (*loop, error) {
+	l := &loop{
+		config: c, metrics: m, board: b,
+		events: map[placement.ID]placement.Event{}, named: map[string][]byte{}, probed: map[service]bool{},
+		certs: newCertStore(c.Render.CertDir, c.WorkerUID), jobs: make(chan job, 1),
+		leftOut: map[string]string{}, applied: map[placement.LinkID]bool{},
+	}
+	text, err := os.ReadFile(filepath.Join(c.StateDir, addressesFile))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	if l.book, err = newAddressBook(text, time.Now()); err != nil {
+		c.Logger.Error("addresses cannot be read, new ones are given", "err", err)
+	}
+	return l, nil
+}
+
+// restore folds in the last known state.
+func (l *loop) restore() {
+	s, err := readState(l.config.StateDir)
+	if err != nil {
+		l.config.Logger.Error("last state cannot be read", "err", err)
+	}
+	l.state = s
+	for _, e := range s.Events {
+		l.event(e)
+	}
+	for name, n := range s.Nodes {
+		l.table.Node(name, n.Lost, n.Revision)
+	}
+	var primaries []placement.LinkID
+	for _, text := range s.Primaries {
+		if id, err := placement.ParseLinkID(text); err == nil {
+			primaries = append(primaries, id)
+		}
+	}
+	l.prove(primaries)
+	l.reload.Generation = s.Generation
+	l.outside = l.readOutside()
+	if s.Known {
+		l.acceptRoutes()
+	}
+	if len(s.Relays) > 0 {
+		l.tellRelays()
+	}
+	l.stateDirty = false
+}
+
+func (l *loop) event(e placement.Event) {
+	if e.Check() != nil {
+		return
+	}
+	l.table.Event(e)
+	if old, ok := l.events[e.ID()]; ok && !e.Order().Newer(old.Order()) {
+		return
+	}
+	l.events[e.ID()] = e
+	l.stateDirty = true
+}
+
+func (l *loop) node(name string, lost bool, revision uint64) {
+	l.table.Node(name, lost, revision)
+	if l.state.Nodes == nil {
+		l.state.Nodes = map[string]nodeState{}
+	}
+	if old, ok := l.state.Nodes[name]; !ok || revision > old.Revision {
+		l.state.Nodes[name] = nodeState{Lost: lost, Revision: revision}
+		l.stateDirty = true
+	}
+}
+
+func (l *loop) setRoutes(routes map[string][]byte) {
+	next := raw(routes)
+	if l.state.Known && maps.EqualFunc(l.state.Routes, next, func(a, b json.RawMessage) bool { return string(a) == string(b) }) {
+		return
+	}
+	l.state.Routes, l.state.Known = next, true
+	l.stateDirty = true
+	l.acceptRoutes()
+}
+
+func raw(values map[string][]byte) map[string]json.RawMessage {
+	out := make(map[string]json.RawMessage, len(values))
+	for k, v := range values {
+		if json.Valid(v) {
+			out[k] = slices.Clone(v)
+		} else {
+			out[k] = json.RawMessage("null") // shown as a route with problems
+		}
+	}
+	return out
+}
+
+// acceptRoutes decodes the routes; one that cannot be read is shown with its
+// problems and takes no other down.
+func (l *loop) acceptRoutes() {
+	var routes []upstream.Route
+	for _, name := range slices.Sorted(maps.Keys(l.state.Routes)) {
+		var r upstream.Route
+		if err := json.Unmarshal(l.state.Routes[name], &r); err != nil {
+			l.metrics.malformed.Inc()
+			r = upstream.Route{}
+		}
+		r.Name = name
+		routes = append(routes, r)
+	}
+	l.table.SetRoutes(routes)
+	l.version++
+	l.loadCertificates()
+}
+
+func (l *loop) setCertificates(certs map[string][]byte) {
+	l.named = map[string][]byte{}
+	for name, value := range certs {
+		text, err := pemOf(value)
+		if err != nil {
+			l.certs.errs["named-"+name] = err
+			continue
+		}
+		l.named[name] = text
+	}
+	l.loadCertificates()
+}
+
+// loadCertificates stores the pairs that routes use.
+func (l *loop) loadCertificates() {
+	used := map[string]bool{}
+	for _, v := range l.table.Routes() {
+		t := v.Route.TLS
+		if t == nil || !v.Serves {
+			continue
+		}
+		id := certID(*t)
+		if used[id] {
+			continue
+		}
+		used[id] = true
+		if t.Cert == "" {
+			l.certs.load(*t)
+		} else if text, ok := l.named[t.Cert]; ok {
+			_ = l.certs.put(id, text) // kept in errs, shown on the route
+		}
+	}
+	l.certs.prune(used)
+	l.statusDirty = true
+}
+
+func (l *loop) setRelays(relays map[string][]byte) {
+	l.state.Relays = raw(relays)
+	l.stateDirty = true
+	l.tellRelays()
+}
+
+func (l *loop) tellRelays() {
+	var out []RelayAddress
+	for _, id := range slices.Sorted(maps.Keys(l.state.Relays)) {
+		var r RelayAddress
+		if json.Unmarshal(l.state.Relays[id], &r) != nil || r.Addr == "" {
+			l.metrics.malformed.Inc()
+			continue
+		}
+		r.ID = id
+		out = append(out, r)
+	}
+	if l.config.OnRelays != nil {
+		l.config.OnRelays(out)
+	}
+}
+
+// prove says what the running nginx lists as primaries.
+func (l *loop) prove(primaries []placement.LinkID) {
+	l.applied = map[placement.LinkID]bool{}
+	for _, id := range primaries {
+		l.applied[id] = true
+	}
+	l.table.Proven(primaries)
+}
+
+// round acts on everything that is known: links first and at once, nginx
+// later and collected.
+func (l *loop) round(now time.Time) {
+	l.orders = l.table.Orders()
+	links := make([]placement.LinkID, len(l.orders))
+	for i, o := range l.orders {
+		links[i] = o.Link
+	}
+	l.book.update(links, now)
+	if l.book.dirty {
+		l.saveAddresses()
+	}
+	l.config.Endpoints.Apply(l.orders, l.address)
+	if !l.state.Known {
+		return // nginx keeps what it has until the routes are known
+	}
+	d := l.desired(links)
+	if c := compare(l.noted, d); c != apply.None {
+		l.schedule.Note(now, c)
+		l.noted = d
+	}
+	l.statusDirty = true
+}
+
+func (l *loop) address(id placement.LinkID) netip.Addr {
+	a, _ := l.book.get(id)
+	return a
+}
+
+// saveAddresses comes before the first use of an address: a restart must not
+// give it to another link.
+func (l *loop) saveAddresses() {
+	text, err := l.book.encode()
+	if err == nil {
+		err = writeFile(filepath.Join(l.config.StateDir, addressesFile), text, 0o600, -1)
+	}
+	if err != nil {
+		l.config.Logger.Error("addresses cannot be stored", "err", err)
+		return
+	}
+	l.book.dirty = false
+}
+
+func (l *loop) desired(links []placement.LinkID) desired {
+	d := desired{
+		version: l.version, services: l.table.Services(), certs: map[string]string{},
+		outside: l.outside.digest, rollout: rollouts(l.orders), address: l.book.snapshot(links),
+	}
+	for _, v := range l.table.Routes() {
+		if !v.Serves {
+			continue
+		}
+		d.routes = append(d.routes, v.Route)
+		if t := v.Route.TLS; t != nil {
+			if id := certID(*t); l.certs.has(id) {
+				d.certs[v.Route.Name] = id
+			}
+		}
+	}
+	return d
+}
+
+// begin hands the present snapshot to the apply goroutine.
+func (l *loop) begin() {
+	l.schedule.Began()
+	// Until the reload is over, workers of both generations may serve.
+	both := maps.Clone(l.applied)
+	for _, s := range l.noted.services {
+		for _, id := range s.Primaries() {
+			both[id] = true
+		}
+	}
+	l.table.Proven(slices.Collect(maps.Keys(both)))
+	l.jobs <- job{desired: l.noted, outside: l.outside}
+}
+
+// ended takes the result of an apply.
+func (l *loop) ended(now time.Time, r result) {
+	l.metrics.applied(r)
+	l.leftOut = r.leftOut
+	l.outside.err = r.outsideErr
+	l.reload.At, l.reload.Result, l.reload.Error = now, r.word(), r.outsideErr
+	if r.err != nil {
+		l.reload.Error = r.err.Error()
+		l.schedule.Failed(now)
+		l.table.Proven(slices.Collect(maps.Keys(l.applied)))
+		l.config.Logger.Error("configuration was not applied", "err", r.err)
+		return
+	}
+	l.schedule.Succeeded()
+	if r.again {
+		l.schedule.Again(now.Add(apply.AgainAfter))
+	}
+	l.reload.Generation = r.generation
+	l.prove(r.primaries)
+	l.state.Generation, l.state.Primaries = r.generation, nil
+	for _, id := range r.primaries {
+		l.state.Primaries = append(l.state.Primaries, id.String())
+	}
+	l.stateDirty = true
+	if r.changed {
+		l.config.Logger.Info("generation applied", "generation", r.generation, "took", r.took)
+	}
+	for _, name := range slices.Sorted(maps.Keys(r.leftOut)) {
+		l.config.Logger.Warn("route left out", "route", name, "err", r.leftOut[name])
+	}
+}
+
+func (l *loop) save() {
+	l.state.Events = l.state.Events[:0]
+	for _, e := range l.events {
+		l.state.Events = append(l.state.Events, e)
+	}
+	slices.SortFunc(l.state.Events, func(a, b placement.Event) int {
+		return upstream.CompareLinks(placement.LinkID{Placement: a.ID()}, placement.LinkID{Placement: b.ID()})
+	})
+	if err := writeState(l.config.StateDir, l.state); err != nil {
+		l.config.Logger.Error("last state cannot be stored", "err", err)
+		return
+	}
+	l.stateDirty = false
+}
