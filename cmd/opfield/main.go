@@ -17,6 +17,8 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+
+	"github.com/opfield/availability/cmd/internal/daemon"
 )
 
 const (
@@ -77,7 +79,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 		kong.Name("opfield"),
 		kong.Description("High availability for workloads on plain Docker hosts."),
 		kong.DefaultEnvars("OPFIELD"),
-		kong.Configuration(loadConfig),
+		kong.Configuration(daemon.LoadConfig),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(c int) { panic(exit(c)) }),
 		kong.UsageOnError(),
