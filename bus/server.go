@@ -100,7 +100,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return fmt.Errorf("nats server: %w", err)
 	}
 	opts := &server.Options{}
-	if err := opts.ProcessConfigString(accountsConfig("", "")); err != nil {
+	if err := opts.ProcessConfigString(accountsConfig(nil)); err != nil {
 		return fmt.Errorf("nats server: accounts: %w", err)
 	}
 	opts.ServerName = "opfield"
@@ -157,11 +157,7 @@ func (s *Server) Check(c server.ClientAuthentication) bool {
 		delete(s.sessions, c.GetID())
 		return false
 	}
-	account := accountShared
-	if name == identity.StoreName() {
-		account = accountStore
-	}
-	acc, err := s.nats.LookupAccount(account)
+	acc, err := s.nats.LookupAccount(accountOf(name))
 	if err != nil {
 		return false
 	}

@@ -212,6 +212,7 @@ func TestController_EndToEnd(t *testing.T) { // SEC-1, API-3, DSC-2
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	require.Contains(t, string(b), "opfield_nats_connected 1")
+	require.Contains(t, string(b), `opfield_nodes{state="online"} 0`)
 }
 
 // plainClient does what docs/events.md says about the plain NATS client.
@@ -226,7 +227,7 @@ func (c *controller) plainClient() { // EVT-5
 	defer nc.Close()
 	_, err = nc.SubscribeSync("opfield.placement.v1.>")
 	require.NoError(c.t, err)
-	m, err := nc.Request("$JS.API.DIRECT.GET.OPFIELD_PLACEMENTS", []byte(`{"seq":1,"next_by_subj":"opfield.placement.v1.>","batch":1000}`), soon)
+	m, err := nc.Request("opfield.read.OPFIELD_PLACEMENTS", []byte(`{"seq":1,"next_by_subj":"opfield.placement.v1.>","batch":1000}`), soon)
 	require.NoError(c.t, err)
 	require.Equal(c.t, "opfield.placement.v1.shop.node-1", m.Header.Get("Nats-Subject"))
 	_, err = placement.UnmarshalEvent(m.Data)

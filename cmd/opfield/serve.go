@@ -139,7 +139,7 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 		return err
 	}
 	defer store.Close()
-	fleet, err := api.NewFleet(api.FleetConfig{Conn: conn, Store: store, Members: ca.Members, Logger: log})
+	fleet, err := api.NewFleet(api.FleetConfig{Conn: conn, Store: store, Members: ca.Members, Logger: log, Registerer: reg})
 	if err != nil {
 		return err
 	}
