@@ -19,9 +19,10 @@ import (
 
 const (
 	readyWithin  = 20 * time.Second // start with a large store
-	pingEvery    = 2 * time.Second  // both ends; a dead peer is found in
-	pingsOut     = 2                // 3 × pingEvery
-	authWithin   = 3 * time.Second  // TLS handshake and CONNECT
+	readyStep    = 100 * time.Millisecond
+	pingEvery    = 2 * time.Second // both ends; a dead peer is found in
+	pingsOut     = 2               // 3 × pingEvery
+	authWithin   = 3 * time.Second // TLS handshake and CONNECT
 	writeWithin  = 5 * time.Second
 	maxPayload   = 8 << 20 // the status of an ingress node with 10,000 links
 	maxStore     = 4 << 30
@@ -130,8 +131,15 @@ func (s *Server) Run(ctx context.Context) error {
 		ns.Shutdown() // graceful: the store is closed
 		ns.WaitForShutdown()
 	}()
-	if !ns.ReadyForConnections(readyWithin) {
-		return fmt.Errorf("nats server: not ready within %s: %s", readyWithin, log.lastFatal())
+	for begin := time.Now(); !ns.ReadyForConnections(readyStep); {
+		switch text := log.lastFatal(); {
+		case text != "":
+			return fmt.Errorf("nats server: %s", text)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Since(begin) > readyWithin:
+			return fmt.Errorf("nats server: not ready within %s", readyWithin)
+		}
 	}
 	close(s.ready)
 	return s.enforceRevocations(ctx)
