@@ -2,6 +2,7 @@ package bus_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -290,7 +291,9 @@ func TestRevocation_EndsOpenSessions(t *testing.T) { // SEC-1
 	bustest.Go(t, rc.FollowRevocations)
 	rev, err := ca.Revoke(id.Name())
 	require.NoError(t, err)
-	require.NoError(t, srv.Store.PutRevocation(t.Context(), rev))
+	value, err := json.Marshal(rev)
+	require.NoError(t, err)
+	require.NoError(t, srv.Store.Put(t.Context(), bus.BucketRevoked, "node.a", value))
 	require.NoError(t, srv.Identity.SetRevoked(ca.Revocations()))
 	require.Eventually(t, func() bool { return !c.Connected() }, soon, poll)
 	require.Never(t, c.Connected, 700*time.Millisecond, poll)
