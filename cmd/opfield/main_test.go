@@ -215,6 +215,30 @@ func TestController_EndToEnd(t *testing.T) { // SEC-1, API-3, DSC-2
 	require.Contains(t, string(b), `opfield_nodes{state="online"} 0`)
 }
 
+func TestServe_WithoutItsNATS(t *testing.T) { // LNK-8, API-3
+	c := &controller{t: t, dir: t.TempDir(), listen: freeAddr(t), stat: freeAddr(t)}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan int, 1)
+	log := &syncBuffer{}
+	args := []string{"serve", "--state-dir", c.dir, "--socket", c.socket(), "--listen", c.listen, "--metrics", c.stat, "--name", "127.0.0.1", "--nats-url", "tls://" + freeAddr(t)}
+	go func() { done <- run(ctx, args, io.Discard, log) }()
+	require.Eventually(t, func() bool { code, _, _ := c.cli("identity", "list"); return code == 0 }, soon, poll)
+	config := c.must("nats", "config") // what the cluster needs before it can be reached
+	require.Contains(t, config, "main.controller.opfield.internal")
+	require.Contains(t, config, "store.controller.opfield.internal")
+	c.must("token", "create", "--role", "node")
+	require.Contains(t, c.must("status"), "not connected")
+	code, _, talk := c.cli("route", "add", "r", "--host", "a.example", "--workload", "w", "--port", "80")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, talk, "NATS cannot be reached")
+	resp, err := http.Get("http://" + c.stat + "/readyz")
+	require.NoError(t, err)
+	resp.Body.Close()
+	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	cancel()
+	require.Zero(t, <-done, log.String())
+}
+
 // plainClient does what docs/events.md says about the plain NATS client.
 func (c *controller) plainClient() { // EVT-5
 	c.t.Helper()
