@@ -266,5 +266,5 @@ func (e *env) routeStatus(name string) ingress.RouteStatus {
 func (e *env) reloads() int {
 	text, err := os.ReadFile(filepath.Join(e.dir, "log", "error.log"))
 	require.NoError(e.t, err)
-	return strings.Count(string(text), "reconfiguring")
+	return strings.Count(string(text), "(SIGHUP) received")
 }
