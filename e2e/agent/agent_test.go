@@ -1,12 +1,15 @@
-package node_test
+// Package agent_test runs the node agent on a real Docker engine.
+package agent_test
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"log/slog"
 	"os"
 	"os/signal"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -31,15 +34,27 @@ type printed struct {
 	Event placement.Event
 }
 
-// printer is a bus that writes every event to stdout.
-type printer struct{ *store }
-
-func (p printer) PublishPlacement(ctx context.Context, e placement.Event) error {
-	if err := json.NewEncoder(os.Stdout).Encode(printed{time.Now(), e}); err != nil {
-		return err
-	}
-	return p.store.PublishPlacement(ctx, e)
+// printer is a bus that writes every event to stdout, and has a certificate
+// for every name.
+type printer struct {
+	mu sync.Mutex
 }
+
+func (p *printer) PublishPlacement(_ context.Context, e placement.Event) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return json.NewEncoder(os.Stdout).Encode(printed{time.Now(), e})
+}
+
+func (p *printer) LastPlacement(context.Context, placement.ID) (placement.Event, bool, error) {
+	return placement.Event{}, false, nil
+}
+
+func (p *printer) Set([]placement.Event) {}
+
+func (p *printer) Get(string) (*tls.Certificate, error) { return &tls.Certificate{}, nil }
+
+func (p *printer) Ensure(context.Context, string) error { return nil }
 
 // TestAgentProcess is the agent of the tests below: it runs as a process
 // inside a host, where the containers are reachable.
@@ -50,9 +65,9 @@ func TestAgentProcess(t *testing.T) {
 	}
 	engine, err := client.NewClientWithOpts(client.WithHost(socket), client.WithAPIVersionNegotiation())
 	require.NoError(t, err)
-	bus := printer{newStore()}
+	bus := &printer{}
 	agent, err := node.New(node.Config{Node: "node-1", StateFile: os.Getenv("NODE_TEST_STATE"), Engine: engine, Publisher: bus, Links: bus,
-		Certificates: &certificates{}, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))})
+		Certificates: bus, Logger: slog.New(slog.NewTextHandler(os.Stderr, nil))})
 	require.NoError(t, err)
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
