@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 
@@ -38,7 +37,7 @@ type Table struct {
 	fences    map[string]Fence
 	primaries map[placement.LinkID]bool
 	routes    []RouteView
-	used      map[servicePort]bool
+	used      []servicePort // by serving routes, sorted
 
 	names []string // of workloads, sorted
 	all   bool     // every workload must be judged again
@@ -227,11 +226,8 @@ func (t *Table) Orders() []Order {
 // serving route uses, sorted.
 func (t *Table) Services() []Service {
 	t.judge()
-	keys := slices.SortedFunc(maps.Keys(t.used), func(a, b servicePort) int {
-		return cmp.Or(cmp.Compare(a.workload, b.workload), cmp.Compare(a.port, b.port))
-	})
-	out := make([]Service, 0, len(keys))
-	for _, k := range keys {
+	out := make([]Service, 0, len(t.used))
+	for _, k := range t.used {
 		out = append(out, t.service(k))
 	}
 	return out
