@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/placement"
 )
 
 // ErrNotConnected is returned for a request while NATS cannot be reached.
@@ -47,6 +48,9 @@ type Conn struct {
 	mu        sync.Mutex
 	connected chan struct{}       // guarded by mu; closed and replaced at each connect
 	malformed map[string]struct{} // guarded by mu; subjects logged already
+
+	keepMu sync.Mutex
+	kept   map[placement.ID]kept // guarded by keepMu; see KeepPlacements
 }
 
 // Connect begins to connect and returns at once: it fails for a wrong
@@ -72,6 +76,7 @@ func Connect(cfg Config) (*Conn, error) {
 		metrics:   newMetrics(cfg.Registerer),
 		connected: make(chan struct{}),
 		malformed: map[string]struct{}{},
+		kept:      map[placement.ID]kept{},
 	}
 	opts := nats.GetDefaultOptions()
 	opts.Servers = cfg.URLs
@@ -135,6 +140,9 @@ func (c *Conn) nextConnect() <-chan struct{} {
 
 func (c *Conn) onDisconnect(_ *nats.Conn, err error) {
 	c.metrics.connected.Set(0)
+	if err == nil { // Close
+		return
+	}
 	c.logger.Warn("lost connection to NATS", "err", err)
 }
 

@@ -25,16 +25,21 @@ func (c *Conn) PublishPlacement(ctx context.Context, e placement.Event) error {
 	if err != nil {
 		return err
 	}
-	msg := nats.NewMsg(e.ID().Subject())
-	msg.Data = data
-	if e.State == placement.StateRemoved {
-		msg.Header.Set("Nats-TTL", removedKept.String())
-	}
-	answer, err := c.request(ctx, msg)
+	c.remember(e, data)
+	answer, err := c.request(ctx, placementMessage(e.ID(), data, e.State == placement.StateRemoved))
 	if err != nil {
 		return err
 	}
 	return ackError(answer.Data)
+}
+
+func placementMessage(id placement.ID, data []byte, removed bool) *nats.Msg {
+	msg := nats.NewMsg(id.Subject())
+	msg.Data = data
+	if removed {
+		msg.Header.Set("Nats-TTL", removedKept.String())
+	}
+	return msg
 }
 
 func ackError(b []byte) error {

@@ -103,11 +103,12 @@ func (c *runCmd) work(ctx context.Context, log *slog.Logger, id *identity.Identi
 	g.Go(func() error { return ended(conn.FollowRevocations(side)) })
 	g.Go(func() error {
 		for {
+			changed := id.RevocationsChanged()
+			server.DropIf(id.Revoked)
 			select {
 			case <-side.Done():
 				return nil
-			case <-id.RevocationsChanged():
-				server.DropIf(id.Revoked)
+			case <-changed:
 			}
 		}
 	})

@@ -206,6 +206,9 @@ func pause(ctx context.Context, d time.Duration, wake <-chan struct{}) {
 // join copies both ways until the stream ends. Whatever ended it, nginx gets
 // bytes that are no TLS record before the end.
 func (s *Set) join(st *stream) {
+	if s.cfg.Guard != nil {
+		defer s.cfg.Guard.Hold(st.nginx)()
+	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
 		if err := s.joiner.Copy(st.far, st.nginx); err != nil {
@@ -221,6 +224,7 @@ func (s *Set) join(st *stream) {
 	if err != nil {
 		securelink.Abort(st.far)
 	}
+	_ = st.nginx.CloseWrite() // with a guard, closing alone sends nothing
 	_ = st.nginx.Close()
 	_ = st.far.Close()
 	wg.Wait()

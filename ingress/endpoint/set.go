@@ -10,6 +10,7 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
+	"net"
 	"net/netip"
 	"slices"
 	"sync"
@@ -33,9 +34,15 @@ type Dialer interface {
 	RestartingUntil() time.Time
 }
 
+// Guard holds nginx's connections so that a killed sidecar does not end them.
+type Guard interface {
+	Hold(*net.TCPConn) (release func())
+}
+
 // Config configures a Set.
 type Config struct {
 	Dialer     Dialer
+	Guard      Guard         // nil: none
 	Drain      time.Duration // how long streams may go on after Serve was told to stop, default 1 h
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer

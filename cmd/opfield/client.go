@@ -1,0 +1,130 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strings"
+	"text/tabwriter"
+	"unicode"
+
+	"github.com/opfield/availability/api"
+)
+
+const maxAnswer = 256 << 20 // 5,000 routes and 10,000 links fit many times
+
+// client talks to the controller over its socket.
+type client struct {
+	socket string
+	http   *http.Client
+}
+
+func newClient(socket string) *client {
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}
+	return &client{socket: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial}}}
+}
+
+// call sends body as JSON and decodes the answer into out, if not nil.
+func (c *client) call(ctx context.Context, method, path string, body, out any) error {
+	resp, err := c.open(ctx, method, path, body)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if out == nil {
+		return nil
+	}
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(out); err != nil {
+		return fmt.Errorf("read the controller's answer: %w", err)
+	}
+	return nil
+}
+
+// open returns a successful answer; a problem document is an *api.Problem.
+func (c *client) open(ctx context.Context, method, path string, body any) (*http.Response, error) {
+	var r io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		r = bytes.NewReader(b)
+	}
+	req, err := http.NewRequestWithContext(ctx, method, "http://opfield"+path, r)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := c.http.Do(req)
+	if ue, ok := errors.AsType[*url.Error](err); ok {
+		return nil, fmt.Errorf("controller not reached at %s: %w; run this as root on the controller's host, with `opfield serve` running", c.socket, ue.Err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if resp.StatusCode == http.StatusOK {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	var p api.Problem
+	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(&p); err != nil || p.Detail == "" {
+		return nil, fmt.Errorf("the controller answered %s", resp.Status)
+	}
+	return nil, &p
+}
+
+// printError names every field that is wrong.
+func printError(w io.Writer, err error) {
+	p, ok := errors.AsType[*api.Problem](err)
+	if !ok || len(p.Errors) == 0 {
+		fmt.Fprintln(w, "opfield:", err)
+		return
+	}
+	for _, v := range p.Errors {
+		fmt.Fprintf(w, "opfield: %s: %s (%s)\n", v.Field, v.Message, v.Code)
+	}
+}
+
+func (s *session) printJSON(v any) error {
+	e := json.NewEncoder(s.out)
+	e.SetIndent("", "  ")
+	return e.Encode(v)
+}
+
+// say talks to the person, not to a program.
+func (s *session) say(format string, args ...any) { fmt.Fprintf(s.talk, format+"\n", args...) }
+
+// table prints rows with aligned columns; the first row is the heading.
+func table(w io.Writer, rows [][]string) error {
+	t := tabwriter.NewWriter(w, 0, 4, 2, ' ', 0)
+	for _, row := range rows {
+		for i, cell := range row {
+			if i > 0 {
+				fmt.Fprint(t, "\t")
+			}
+			fmt.Fprint(t, printable(cell))
+		}
+		fmt.Fprintln(t)
+	}
+	return t.Flush()
+}
+
+// printable keeps foreign texts from moving the cursor or breaking columns.
+func printable(s string) string {
+	if s == "" {
+		return "-"
+	}
+	return strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return ' '
+		}
+		return r
+	}, s)
+}

@@ -1,0 +1,124 @@
+// Command opfield is the controller and the tool to talk to it.
+//
+// `opfield serve` hosts the CA, the join endpoint, NATS, the API socket and
+// metrics. Every other command is a client of the socket. Data goes to
+// stdout, talk to stderr; the exit code is 0 if all is well, 1 if something
+// failed and 2 for wrong use.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/alecthomas/kong"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+const (
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// app is the command line.
+type app struct {
+	Config kong.ConfigFlag `help:"YAML file with flag names as keys; unknown keys are errors." placeholder:"FILE"`
+	Socket string          `help:"Socket of the controller." default:"/run/opfield/api.sock" type:"path"`
+	JSON   bool            `help:"Print JSON."`
+
+	Serve    serveCmd    `cmd:"" help:"Run the controller."`
+	Token    tokenCmd    `cmd:"" help:"Join tokens."`
+	Route    routeCmd    `cmd:"" help:"Routes."`
+	Cert     certCmd     `cmd:"" help:"Certificates of routes."`
+	Status   statusCmd   `cmd:"" help:"Show nodes, relays, ingress nodes, routes and links."`
+	Events   eventsCmd   `cmd:"" help:"Show health events."`
+	Nodes    nodesCmd    `cmd:"" help:"Nodes."`
+	Identity identityCmd `cmd:"" help:"Identities of processes."`
+	NATS     natsCmd     `cmd:"" name:"nats" help:"Use an own NATS cluster."`
+	Version  versionCmd  `cmd:"" help:"Print the version."`
+}
+
+// session is what a command works with.
+type session struct {
+	ctx    context.Context
+	client *client
+	json   bool
+	out    io.Writer
+	talk   io.Writer
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// exit unwinds kong, which wants to end the process for --help.
+type exit int
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case exit:
+			code = int(r)
+		default:
+			panic(r)
+		}
+	}()
+	var cli app
+	parser, err := kong.New(&cli,
+		kong.Name("opfield"),
+		kong.Description("High availability for workloads on plain Docker hosts."),
+		kong.DefaultEnvars("OPFIELD"),
+		kong.Configuration(loadConfig),
+		kong.Writers(stdout, stderr),
+		kong.Exit(func(c int) { panic(exit(c)) }),
+		kong.UsageOnError(),
+	)
+	if err != nil {
+		fmt.Fprintln(stderr, "opfield:", err)
+		return exitFailed
+	}
+	kctx, err := parser.Parse(args)
+	if err != nil {
+		fmt.Fprintln(stderr, "opfield:", err)
+		fmt.Fprintln(stderr, "see opfield --help")
+		return exitUsage
+	}
+	s := &session{ctx: ctx, client: newClient(cli.Socket), json: cli.JSON, out: stdout, talk: stderr}
+	err = kctx.Run(s, &cli)
+	var usage usageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &usage):
+		fmt.Fprintln(stderr, "opfield:", err)
+		return exitUsage
+	default:
+		printError(stderr, err)
+		return exitFailed
+	}
+}
+
+// usageError is wrong use that kong cannot see.
+type usageError string
+
+func (e usageError) Error() string { return string(e) }
+
+type versionCmd struct{}
+
+func (versionCmd) Run(s *session) error {
+	if s.json {
+		return s.printJSON(map[string]string{"version": version})
+	}
+	_, err := fmt.Fprintln(s.out, version)
+	return err
+}

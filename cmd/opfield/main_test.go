@@ -1,0 +1,244 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/opfield/availability/api"
+	"github.com/opfield/availability/bus"
+	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/placement"
+)
+
+const (
+	soon = 15 * time.Second
+	poll = 20 * time.Millisecond
+)
+
+// controller is a running `opfield serve`.
+type controller struct {
+	t      *testing.T
+	dir    string
+	listen string
+	nats   string
+	stat   string
+	stop   func()
+}
+
+func freeAddr(t *testing.T) string {
+	t.Helper()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer ln.Close()
+	return ln.Addr().String()
+}
+
+// syncBuffer is a log that tests read while the process writes.
+type syncBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *syncBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *syncBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+func startController(t *testing.T) *controller {
+	c := &controller{t: t, dir: t.TempDir(), listen: freeAddr(t), nats: freeAddr(t), stat: freeAddr(t)}
+	c.start()
+	t.Cleanup(func() { c.stop() })
+	return c
+}
+
+func (c *controller) start() {
+	c.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	log := &syncBuffer{}
+	done := make(chan int, 1)
+	args := []string{"serve", "--state-dir", c.dir, "--socket", c.socket(), "--listen", c.listen, "--nats-listen", c.nats, "--metrics", c.stat, "--name", "127.0.0.1"}
+	go func() { done <- run(ctx, args, io.Discard, log) }()
+	c.stop = sync.OnceFunc(func() {
+		cancel()
+		code := <-done
+		if code != 0 || c.t.Failed() {
+			c.t.Errorf("serve ended with %d:\n%s", code, log)
+		}
+	})
+	require.Eventually(c.t, func() bool {
+		resp, err := http.Get("http://" + c.stat + "/readyz")
+		if err != nil {
+			return false
+		}
+		resp.Body.Close()
+		return resp.StatusCode == http.StatusOK
+	}, soon, poll)
+}
+
+func (c *controller) socket() string { return filepath.Join(c.dir, "api.sock") }
+
+// cli runs a command and returns its exit code and output.
+func (c *controller) cli(args ...string) (code int, stdout, stderr string) {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
+	defer cancel()
+	var out, talk bytes.Buffer
+	code = run(ctx, append([]string{"--socket", c.socket()}, args...), &out, &talk)
+	return code, out.String(), talk.String()
+}
+
+// must runs a command that succeeds and returns its output.
+func (c *controller) must(args ...string) string {
+	c.t.Helper()
+	code, out, talk := c.cli(args...)
+	require.Zero(c.t, code, talk)
+	return out
+}
+
+func (c *controller) join(role identity.Role, id string, more ...string) *identity.Identity {
+	c.t.Helper()
+	text := c.must(append([]string{"token", "create", "--role", string(role)}, more...)...)
+	i, err := identity.Join(c.t.Context(), identity.JoinRequest{
+		Token: text, Controller: c.listen, Name: identity.Name{Role: role, ID: id}, Advertise: "10.0.0.1:9443", Dir: c.t.TempDir(),
+	})
+	require.NoError(c.t, err)
+	return i
+}
+
+func (c *controller) connect(i *identity.Identity) *bus.Conn {
+	c.t.Helper()
+	conn, err := bus.Connect(bus.Config{Identity: i, Logger: slog.New(slog.DiscardHandler)})
+	require.NoError(c.t, err)
+	c.t.Cleanup(conn.Close)
+	require.Eventually(c.t, conn.Connected, soon, poll)
+	return conn
+}
+
+func write(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func TestController_EndToEnd(t *testing.T) { // SEC-1, API-3, DSC-2
+	c := startController(t)
+	relay := c.join(identity.RoleRelay, "r1")
+	node := c.join(identity.RoleNode, "node-1", "--workloads", "shop,team-*", "--ttl", "5m")
+	require.Equal(t, "shop,team-*", node.Grant().String())
+	require.Equal(t, []identity.RelayAddress{{ID: "r1", Addr: "10.0.0.1:9443"}}, node.Bootstrap().Relays)
+
+	conn := c.connect(node)
+	w, err := node.Workloads(conn)
+	require.NoError(t, err)
+	require.NoError(t, w.Ensure(t.Context(), "team-a"))
+	require.ErrorIs(t, w.Ensure(t.Context(), "bank"), identity.ErrRefused)
+	id := placement.ID{Workload: "shop", Node: "node-1"}
+	require.NoError(t, conn.PublishPlacement(t.Context(), placement.Event{
+		Workload: "shop", Placement: id.String(), Node: "node-1", Kind: placement.KindContainer, Role: placement.RoleServing,
+		Ready: true, State: placement.StateRunning, Ports: []placement.Port{{Port: 80, Protocol: placement.ProtocolHTTP}},
+	}))
+
+	c.must("route", "add", "shop", "--host", "Shop.Example.", "--workload", "shop", "--port", "80")
+	c.must("route", "add", "-f", write(t, "routes:\n- {name: raw, protocol: tcp, workload: shop, port: 80, listen: 5432}\n"))
+	list := c.must("route", "list")
+	require.Contains(t, list, "shop.example /")
+	require.Contains(t, list, ":5432")
+	require.Eventually(t, func() bool { return strings.Contains(c.must("status"), "node-1=serving") }, soon, poll)
+	require.Contains(t, c.must("events", "--json"), placement.EventType)
+	require.Contains(t, c.must("events"), "placement shop.node-1")
+	require.Contains(t, c.must("nodes", "list"), "node-1")
+	require.Contains(t, c.must("token", "list"), "node/node-1")
+	require.Contains(t, c.must("nats", "config"), "opfield.placement.v1.*.node-1")
+
+	code, _, talk := c.cli("route", "add", "x", "--host", "bad host", "--workload", "UP", "--port", "80")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, talk, "hosts[0]: ")
+	require.Contains(t, talk, "workload: ")
+	code, _, talk = c.cli("cert", "add", "example.com", "--cert", node.CertFile(), "--key", relay.KeyFile())
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, talk, "CERT_KEY_MISMATCH")
+	c.must("cert", "add", "example.com", "--cert", node.CertFile(), "--key", node.KeyFile())
+	require.Contains(t, c.must("cert", "list"), "example.com")
+
+	// After a restart everything is as it was, and the node is back by itself.
+	c.stop()
+	c.start()
+	require.Eventually(t, conn.Connected, soon, poll)
+	require.Contains(t, c.must("route", "list"), "shop.example /")
+	require.Contains(t, c.must("events", "--json"), placement.EventType)
+
+	relayConn := c.connect(relay)
+	c.must("identity", "revoke", "node/node-1")
+	require.Eventually(t, func() bool { return !conn.Connected() }, soon, poll)
+	revoked, err := relayConn.ReadBucket(t.Context(), bus.BucketRevoked)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		revoked, err = relayConn.ReadBucket(t.Context(), bus.BucketRevoked)
+		return err == nil && len(revoked) == 1
+	}, soon, poll)
+	require.Contains(t, c.must("identity", "list"), "revoked")
+
+	var rep api.Report
+	require.NoError(t, json.Unmarshal([]byte(c.must("status", "--json")), &rep))
+	require.Empty(t, rep.Nodes)
+	require.Len(t, rep.Routes, 2)
+	resp, err := http.Get("http://" + c.stat + "/metrics")
+	require.NoError(t, err)
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(b), "opfield_nats_connected 1")
+}
+
+func TestRun_ExitCodes(t *testing.T) { // API-3
+	c := &controller{t: t, dir: t.TempDir()}
+	for _, tc := range []struct {
+		want int
+		says string
+		args []string
+	}{
+		{0, "", []string{"version"}},
+		{0, "", []string{"--help"}},
+		{exitUsage, "--role", []string{"token", "create"}},
+		{exitUsage, "unexpected", []string{"nonsense"}},
+		{exitUsage, "identity name", []string{"identity", "revoke", "x"}},
+		{exitUsage, "name", []string{"route", "add"}},
+		{exitUsage, "routes", []string{"route", "apply", "-f", write(t, "")}},
+		{exitUsage, "field nmae not found", []string{"route", "apply", "-f", write(t, "routes: [{nmae: x}]")}},
+		{exitFailed, "opfield serve", []string{"status"}},
+		{exitUsage, "loopback", []string{"serve", "--metrics", ":9100"}},
+		{exitUsage, "unknown key nope", []string{"serve", "--check-config", "--config", write(t, "nope: 1\nlog-level: debug\n")}},
+		{exitUsage, "log-level", []string{"serve", "--check-config", "--config", write(t, "log-level: loud\n")}},
+		{0, "good", []string{"serve", "--check-config", "--config", write(t, "log-level: debug\nname: [a.example, 10.0.0.1]\n")}},
+	} {
+		code, _, talk := c.cli(tc.args...)
+		require.Equal(t, tc.want, code, "%v: %s", tc.args, talk)
+		require.Contains(t, talk, tc.says, tc.args)
+	}
+}
+
+func TestPrintable(t *testing.T) { // SEC-3
+	require.Equal(t, "a [31m b", printable("a\x1b[31m\nb"))
+	require.Equal(t, "-", printable(""))
+}

@@ -1,0 +1,190 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/opfield/availability/api"
+	"github.com/opfield/availability/bus"
+	"github.com/opfield/availability/placement"
+)
+
+const (
+	watchEvery  = time.Second
+	clearScreen = "\x1b[H\x1b[2J"
+)
+
+type statusCmd struct {
+	Watch bool `short:"w" help:"Show it again every second until interrupted."`
+	Links bool `help:"Show every link, not only those that are not open."`
+}
+
+func (c *statusCmd) Run(s *session) error {
+	for {
+		var rep api.Report
+		if err := s.client.call(s.ctx, http.MethodGet, "/v1/status", nil, &rep); err != nil {
+			if s.ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if err := c.show(s, rep); err != nil || !c.Watch {
+			return err
+		}
+		select {
+		case <-s.ctx.Done():
+			return nil
+		case <-time.After(watchEvery):
+		}
+	}
+}
+
+func (c *statusCmd) show(s *session, rep api.Report) error {
+	if s.json {
+		return s.printJSON(rep)
+	}
+	var b bytes.Buffer // one write: no flicker, no half picture
+	if c.Watch {
+		b.WriteString(clearScreen)
+	}
+	if err := c.render(&b, rep); err != nil {
+		return err
+	}
+	_, err := b.WriteTo(s.out)
+	return err
+}
+
+// render writes one table for each kind of thing.
+func (c *statusCmd) render(w io.Writer, rep api.Report) error {
+	for _, warning := range rep.Warnings {
+		fmt.Fprintln(w, "WARNING", printable(warning))
+	}
+	fmt.Fprintf(w, "NATS %s\n", printable(rep.NATS))
+	parts := [][][]string{nodeRows(rep.Nodes), relayRows(rep.Relays), ingressRows(rep.Ingresses), routeRows(rep.Routes), c.linkRows(rep.Ingresses)}
+	for _, rows := range parts {
+		if len(rows) < 2 {
+			continue
+		}
+		fmt.Fprintln(w)
+		if err := table(w, rows); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func nodeRows(nodes []api.NodeView) [][]string {
+	rows := [][]string{{"NODE", "STATE", "FOR", "RELAYS", "DOCKER", "PLACEMENTS", "CERTIFICATE UNTIL", "REASON"}}
+	for _, n := range nodes {
+		reason := strings.Join(append([]string{n.Reason}, n.Warnings...), "; ")
+		rows = append(rows, []string{n.ID, string(n.State), age(n.Since), sessions(n.Relays), n.Docker, strconv.Itoa(len(n.Placements)), when(n.Expires), strings.TrimPrefix(reason, "; ")})
+	}
+	return rows
+}
+
+// sessions says how many relays are connected and why others are not.
+func sessions(relays []bus.RelaySessionStatus) string {
+	up := 0
+	var bad []string
+	for _, r := range relays {
+		if r.Connected {
+			up++
+		} else {
+			bad = append(bad, r.ID+": "+r.Err)
+		}
+	}
+	out := fmt.Sprintf("%d/%d", up, len(relays))
+	if len(bad) > 0 {
+		out += " (" + strings.Join(bad, "; ") + ")"
+	}
+	return out
+}
+
+func relayRows(relays []api.ProcessView) [][]string {
+	rows := [][]string{{"RELAY", "STATE", "ADDRESS", "SESSIONS", "STREAMS", "CERTIFICATE UNTIL"}}
+	for _, p := range relays {
+		row := []string{p.ID, string(p.State), "", "", "", when(p.Expires)}
+		if r := p.Relay; r != nil {
+			row[2], row[3], row[4] = r.Addr, strconv.Itoa(len(r.Sessions)), strconv.Itoa(r.Streams)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func ingressRows(ingresses []api.ProcessView) [][]string {
+	rows := [][]string{{"INGRESS", "STATE", "RELAYS", "NATS", "LINKS", "RELOAD", "RESULT", "AGE", "CERTIFICATE UNTIL"}}
+	for _, p := range ingresses {
+		row := []string{p.ID, string(p.State), "", "", "", "", "", "", when(p.Expires)}
+		if i := p.Ingress; i != nil {
+			row[2], row[3], row[4] = sessions(i.Relays), i.NATS, strconv.Itoa(len(i.Links))
+			row[5], row[6], row[7] = strconv.FormatUint(i.Reload.Generation, 10), reloadResult(i.Reload), age(i.Reload.At)
+		}
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+func reloadResult(r bus.ReloadStatus) string {
+	out := r.Result
+	if r.Error != "" {
+		out += ": " + r.Error
+	}
+	if r.Pending {
+		out += " (another one waits)"
+	}
+	return out
+}
+
+func routeRows(routes []api.RouteView) [][]string {
+	rows := [][]string{{"ROUTE", "HEALTH", "PLACEMENTS"}}
+	for _, r := range routes {
+		var health []string
+		for _, on := range r.Ingresses {
+			text := on.Ingress + "=" + on.Health
+			if on.Error != "" {
+				text += " (" + on.Error + ")"
+			}
+			health = append(health, text)
+		}
+		var where []string
+		for _, e := range r.Placements {
+			where = append(where, e.Node+"="+placementState(e))
+		}
+		rows = append(rows, []string{r.Name, strings.Join(health, " "), strings.Join(where, " ")})
+	}
+	return rows
+}
+
+func placementState(e placement.Event) string {
+	switch {
+	case e.Serves():
+		return "serving"
+	case e.Role != placement.RoleServing:
+		return string(e.Role)
+	case e.State == placement.StateRunning:
+		return "not ready"
+	default:
+		return string(e.State)
+	}
+}
+
+func (c *statusCmd) linkRows(ingresses []api.ProcessView) [][]string {
+	rows := [][]string{{"LINK", "INGRESS", "STATE", "FOR", "STREAMS", "ADDRESS", "REASON"}}
+	for _, p := range ingresses {
+		if p.Ingress == nil {
+			continue
+		}
+		for _, l := range p.Ingress.Links {
+			if c.Links || l.State != "open" {
+				rows = append(rows, []string{l.Link, p.ID, l.State, age(l.Since), strconv.Itoa(l.Streams), l.Address, l.Reason})
+			}
+		}
+	}
+	return rows
+}

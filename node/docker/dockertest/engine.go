@@ -1,0 +1,188 @@
+// Package dockertest is a Docker engine in memory for tests: labelled
+// containers, their events, and the ways an engine can fail to answer.
+package dockertest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/network"
+)
+
+// Engine implements the node's docker.Engine.
+type Engine struct {
+	mu         sync.Mutex
+	containers map[string]*container.InspectResponse
+	streams    map[chan events.Message]chan error
+	hanging    map[string]chan struct{} // container ids whose inspection hangs
+	down       error
+	inspected  map[string]int
+}
+
+// New returns an engine without containers.
+func New() *Engine {
+	return &Engine{
+		containers: map[string]*container.InspectResponse{}, streams: map[chan events.Message]chan error{},
+		hanging: map[string]chan struct{}{}, inspected: map[string]int{},
+	}
+}
+
+// Run adds a running container at 127.0.0.1 and announces its start.
+func (e *Engine) Run(id string, labels map[string]string, edit ...func(*container.InspectResponse)) {
+	c := &container.InspectResponse{
+		ContainerJSONBase: &container.ContainerJSONBase{
+			ID: id, Name: "/" + id, HostConfig: &container.HostConfig{NetworkMode: "bridge"},
+			State: &container.State{Status: container.StateRunning, Running: true, StartedAt: time.Now().Format(time.RFC3339Nano)},
+		},
+		Config: &container.Config{Labels: labels},
+		NetworkSettings: &container.NetworkSettings{Networks: map[string]*network.EndpointSettings{
+			"bridge": {IPAddress: "127.0.0.1"},
+		}},
+	}
+	for _, fn := range edit {
+		fn(c)
+	}
+	e.mu.Lock()
+	e.containers[id] = c
+	e.mu.Unlock()
+	e.Emit(id, events.ActionStart)
+}
+
+// Edit changes a container without an event.
+func (e *Engine) Edit(id string, edit func(*container.InspectResponse)) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	edit(e.containers[id])
+}
+
+// Remove takes a container away; the event is the caller's.
+func (e *Engine) Remove(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.containers, id)
+}
+
+// Emit announces an event about a container; attributes are "key=value".
+func (e *Engine) Emit(id string, action events.Action, attributes ...string) {
+	e.mu.Lock()
+	m := events.Message{Type: events.ContainerEventType, Action: action, Actor: events.Actor{ID: id, Attributes: map[string]string{"name": id}}}
+	if c := e.containers[id]; c != nil {
+		for key, value := range c.Config.Labels {
+			m.Actor.Attributes[key] = value
+		}
+	}
+	for _, a := range attributes {
+		key, value, _ := strings.Cut(a, "=")
+		m.Actor.Attributes[key] = value
+	}
+	var streams []chan events.Message
+	for s := range e.streams {
+		streams = append(streams, s)
+	}
+	e.mu.Unlock()
+	for _, s := range streams {
+		s <- m
+	}
+}
+
+// Hang lets inspections of a container hang until Release.
+func (e *Engine) Hang(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.hanging[id] = make(chan struct{})
+}
+
+// Release undoes Hang.
+func (e *Engine) Release(id string) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	close(e.hanging[id])
+	delete(e.hanging, id)
+}
+
+// Stop breaks every event stream and refuses every call until Start.
+func (e *Engine) Stop() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.down = errors.New("cannot connect to the Docker daemon")
+	for _, errs := range e.streams {
+		errs <- e.down
+	}
+	clear(e.streams)
+}
+
+// Start undoes Stop.
+func (e *Engine) Start() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.down = nil
+}
+
+// ContainerList implements the engine.
+func (e *Engine) ContainerList(context.Context, container.ListOptions) ([]container.Summary, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.down != nil {
+		return nil, e.down
+	}
+	var list []container.Summary
+	for id, c := range e.containers {
+		list = append(list, container.Summary{
+			ID: id, Names: []string{c.Name}, Labels: c.Config.Labels, State: c.State.Status,
+			NetworkSettings: &container.NetworkSettingsSummary{Networks: c.NetworkSettings.Networks},
+		})
+	}
+	return list, nil
+}
+
+// ContainerInspect implements the engine.
+func (e *Engine) ContainerInspect(ctx context.Context, id string) (container.InspectResponse, error) {
+	e.mu.Lock()
+	hang := e.hanging[id]
+	e.inspected[id]++
+	e.mu.Unlock()
+	if hang != nil {
+		select {
+		case <-ctx.Done():
+			return container.InspectResponse{}, ctx.Err()
+		case <-hang:
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.down != nil {
+		return container.InspectResponse{}, e.down
+	}
+	c := e.containers[id]
+	if c == nil {
+		return container.InspectResponse{}, fmt.Errorf("container %s: %w", id, cerrdefs.ErrNotFound)
+	}
+	base, state := *c.ContainerJSONBase, *c.State
+	base.State = &state
+	return container.InspectResponse{ContainerJSONBase: &base, Config: c.Config, NetworkSettings: c.NetworkSettings}, nil
+}
+
+// Events implements the engine.
+func (e *Engine) Events(ctx context.Context, _ events.ListOptions) (<-chan events.Message, <-chan error) {
+	messages, errs := make(chan events.Message, 256), make(chan error, 2)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.down != nil {
+		errs <- e.down
+		return messages, errs
+	}
+	e.streams[messages] = errs
+	context.AfterFunc(ctx, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		delete(e.streams, messages)
+	})
+	return messages, errs
+}
