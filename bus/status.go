@@ -98,7 +98,7 @@ type LinkStatus struct {
 
 // ReloadStatus is the last reload of nginx.
 type ReloadStatus struct {
-	Generation uint64    `json:"generation"`
+	Generation string    `json:"generation"`
 	At         time.Time `json:"at"`
 	Result     string    `json:"result"`
 	Error      string    `json:"error,omitempty"`

@@ -26,13 +26,20 @@ type Server struct {
 	wg       sync.WaitGroup // every connection
 
 	mu        sync.Mutex
-	sessions  map[Peer]*session
+	sessions  map[sessionKey]*session
 	links     map[placement.LinkID]entry
 	nodes     map[string]bool // every node that had a session; true: has one
 	followers map[*session]struct{}
 	tokens    map[securelink.Token]grant
 	streams   int
 	retiring  bool
+}
+
+// sessionKey names a session: the processes of a peer have one each, because
+// an ingress sidecar that restarts overlaps with its successor.
+type sessionKey struct {
+	peer     Peer
+	instance uint64
 }
 
 // entry is a registered link and the session that registered it.
@@ -63,7 +70,7 @@ func New(cfg Config) (*Server, error) {
 		start:     time.Now(),
 		metrics:   newMetrics(cfg.Registerer),
 		gate:      gate{most: cfg.MaxStrangers, mostPerIP: cfg.MaxStrangersPerIP, perIP: map[string]int{}},
-		sessions:  map[Peer]*session{},
+		sessions:  map[sessionKey]*session{},
 		links:     map[placement.LinkID]entry{},
 		nodes:     map[string]bool{},
 		followers: map[*session]struct{}{},

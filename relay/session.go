@@ -27,6 +27,9 @@ var (
 const (
 	maxLinks  = 4096 // a peer may register
 	maxTokens = 1024 // a peer may hold
+	// maxSessions bounds the processes of one peer: more than a few mean that
+	// it restarts in a loop while its streams go on.
+	maxSessions = 8
 	// maxHeld bounds a peer's data connections that wait for a stream.
 	maxHeld = 512
 )
@@ -153,7 +156,10 @@ func (s *Server) greet(ctx context.Context, conn *net.TCPConn, first byte) (*ses
 		held:       map[*net.TCPConn]struct{}{},
 		streams:    map[*net.TCPConn]struct{}{},
 	}
-	s.enter(sess)
+	if err := s.enter(sess); err != nil {
+		_, _ = t.Write(securelink.EncodeRefusal(nil, securelink.FrameRefused, securelink.OverLimit))
+		return nil, err
+	}
 	return sess, nil
 }
 
@@ -169,11 +175,28 @@ func mayBe(role string, caps uint8) bool {
 	}
 }
 
-// enter makes the session the peer's only one.
-func (s *Server) enter(sess *session) {
+// enter adds the session. A session of the same process is dead by now, and
+// so are those of earlier processes of an accepting end: its streams end in
+// the process. Dialing ends may overlap.
+func (s *Server) enter(sess *session) error {
+	key := sessionKey{sess.peer, sess.hello.Instance}
 	s.mu.Lock()
-	old := s.sessions[sess.peer]
-	s.sessions[sess.peer] = sess
+	var old []*session
+	count := 0
+	for k, other := range s.sessions {
+		if k.peer != sess.peer {
+			continue
+		}
+		count++
+		if k == key || sess.hello.Caps&securelink.CapAccept != 0 {
+			old = append(old, other)
+		}
+	}
+	if count-len(old) >= maxSessions {
+		s.mu.Unlock()
+		return fmt.Errorf("%s has %d sessions already", sess.peer, count)
+	}
+	s.sessions[key] = sess
 	s.metrics.sessions.WithLabelValues(sess.peer.Role).Inc()
 	if sess.peer.Role == roleNode {
 		s.nodes[sess.peer.ID] = true
@@ -186,10 +209,11 @@ func (s *Server) enter(sess *session) {
 		sess.control.Send(securelink.EncodeNumber(nil, securelink.FrameRestarting, uint64(max(s.cfg.RestartWithin/time.Millisecond, 1))))
 	}
 	s.mu.Unlock()
-	if old != nil {
-		old.control.Fail(errReplaced)
-		old.end()
+	for _, o := range old {
+		o.control.Fail(errReplaced)
+		o.end()
 	}
+	return nil
 }
 
 // leave takes the session out of the registry and ends its streams: a host
@@ -208,8 +232,10 @@ func (s *Server) leave(sess *session) {
 			s.changedLink(id)
 		}
 	}
-	if s.sessions[sess.peer] == sess {
-		delete(s.sessions, sess.peer)
+	if key := (sessionKey{sess.peer, sess.hello.Instance}); s.sessions[key] == sess {
+		delete(s.sessions, key)
+	}
+	if !s.hasSessionLocked(sess.peer) {
 		if sess.peer.Role == roleNode {
 			s.nodes[sess.peer.ID] = false
 			s.changedNode(sess.peer.ID)
@@ -217,6 +243,15 @@ func (s *Server) leave(sess *session) {
 	}
 	s.mu.Unlock()
 	sess.end()
+}
+
+func (s *Server) hasSessionLocked(p Peer) bool {
+	for k := range s.sessions {
+		if k.peer == p {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *Server) changedLink(id placement.LinkID) {
@@ -299,7 +334,7 @@ func (s *Server) register(sess *session, r securelink.Record) error {
 	if _, ok := sess.links[r.Link]; !ok && len(sess.links) >= maxLinks {
 		return fmt.Errorf("register %s: more than %d links", r.Link, maxLinks)
 	}
-	if s.sessions[sess.peer] != sess {
+	if s.sessions[sessionKey{sess.peer, sess.hello.Instance}] != sess {
 		return errReplaced
 	}
 	sess.links[r.Link] = struct{}{}

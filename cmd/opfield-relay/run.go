@@ -98,9 +98,9 @@ func (c *runCmd) work(ctx context.Context, log *slog.Logger, id *identity.Identi
 	started := time.Now()
 	g.Go(func() error { return metrics(side) })
 	g.Go(func() error {
-		return ended(id.Run(side, conn, func(err error) { log.Warn("certificate not renewed", "err", err) }))
+		return daemon.Ended(id.Run(side, conn, func(err error) { log.Warn("certificate not renewed", "err", err) }))
 	})
-	g.Go(func() error { return ended(conn.FollowRevocations(side)) })
+	g.Go(func() error { return daemon.Ended(conn.FollowRevocations(side)) })
 	g.Go(func() error {
 		for {
 			changed := id.RevocationsChanged()
@@ -113,7 +113,7 @@ func (c *runCmd) work(ctx context.Context, log *slog.Logger, id *identity.Identi
 		}
 	})
 	g.Go(func() error {
-		return ended(conn.PublishStatus(side, func() bus.Status {
+		return daemon.Ended(conn.PublishStatus(side, func() bus.Status {
 			return bus.Status{Name: id.Name(), Version: version, StartedAt: started, Expires: id.Expires(), Relay: status(server, ln)}
 		}))
 	})
@@ -129,13 +129,6 @@ func (c *runCmd) work(ctx context.Context, log *slog.Logger, id *identity.Identi
 	})
 	err := server.Serve(serve, ln)
 	return errors.Join(err, g.Wait())
-}
-
-func ended(err error) error {
-	if errors.Is(err, context.Canceled) {
-		return nil
-	}
-	return err
 }
 
 func status(server *relay.Server, ln net.Listener) *bus.RelayStatus {

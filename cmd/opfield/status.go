@@ -123,7 +123,7 @@ func ingressRows(ingresses []api.ProcessView) [][]string {
 		row := []string{p.ID, string(p.State), "", "", "", "", "", "", when(p.Expires)}
 		if i := p.Ingress; i != nil {
 			row[2], row[3], row[4] = sessions(i.Relays), i.NATS, strconv.Itoa(len(i.Links))
-			row[5], row[6], row[7] = strconv.FormatUint(i.Reload.Generation, 10), reloadResult(i.Reload), age(i.Reload.At)
+			row[5], row[6], row[7] = i.Reload.Generation, reloadResult(i.Reload), age(i.Reload.At)
 		}
 		rows = append(rows, row)
 	}

@@ -146,3 +146,12 @@ func Main(name, description, version string, cli any) (code int) {
 		return fail(ExitFailed, err)
 	}
 }
+
+// Ended returns err unless it says that a context ended, which is how every
+// part of a daemon is told to stop.
+func Ended(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}

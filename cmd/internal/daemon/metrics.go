@@ -30,9 +30,15 @@ func NewRegistry(id *identity.Identity) *prometheus.Registry {
 	return reg
 }
 
+// Page is one more page beside the metrics.
+type Page struct {
+	Path    string
+	Handler http.HandlerFunc
+}
+
 // ServeMetrics answers /metrics, /healthz (the process runs) and /readyz on
 // addr until ctx ends. An empty addr serves nothing.
-func ServeMetrics(ctx context.Context, addr string, reg *prometheus.Registry, ready func() error) error {
+func ServeMetrics(ctx context.Context, addr string, reg *prometheus.Registry, ready func() error, pages ...Page) error {
 	if addr == "" {
 		<-ctx.Done()
 		return nil
@@ -47,6 +53,9 @@ func ServeMetrics(ctx context.Context, addr string, reg *prometheus.Registry, re
 		}
 		_, _ = fmt.Fprintln(w, "ok")
 	})
+	for _, p := range pages {
+		mux.HandleFunc("GET "+p.Path, p.Handler)
+	}
 	srv := &http.Server{Handler: mux, ReadTimeout: metricsWithin, WriteTimeout: metricsWithin}
 	var ln net.Listener
 	for {

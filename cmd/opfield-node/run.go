@@ -1,0 +1,194 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/tls"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/docker/docker/client"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/opfield/availability/bus"
+	"github.com/opfield/availability/cmd/internal/daemon"
+	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/node"
+	"github.com/opfield/availability/node/accept"
+	"github.com/opfield/availability/securelink"
+)
+
+type runCmd struct {
+	daemon.Common
+	Docker  string        `help:"Address of the Docker daemon." default:"unix:///var/run/docker.sock"`
+	Metrics string        `help:"Address of metrics and health; empty: none." default:"127.0.0.1:9103"`
+	Drain   time.Duration `help:"How long the streams of a placement that stopped serving may go on." default:"30s"`
+}
+
+// parts are what work joins.
+type parts struct {
+	log      *slog.Logger
+	id       *identity.Identity
+	certs    *identity.WorkloadCertificates
+	reg      *prometheus.Registry
+	conn     *bus.Conn
+	agent    *node.Agent
+	acceptor *accept.Acceptor
+	relays   *securelink.Relays
+}
+
+// Run runs the agent.
+func (c *runCmd) Run(ctx context.Context) error {
+	if c.Drain < 0 || c.Drain > time.Hour {
+		return daemon.UsageError(fmt.Sprintf("--drain: %v is outside 0 to 1h", c.Drain))
+	}
+	p := &parts{log: c.Logger("node", os.Stderr)}
+	var err error
+	if p.id, err = identity.Open(c.IdentityDir); err != nil {
+		return fmt.Errorf("identity in %s (opfield-node join makes it): %w", c.IdentityDir, err)
+	}
+	if p.id.Name().Role != identity.RoleNode {
+		return fmt.Errorf("identity in %s is that of %s; a node's is needed", c.IdentityDir, p.id.Name())
+	}
+	engine, err := client.NewClientWithOpts(client.WithHost(c.Docker), client.WithAPIVersionNegotiation())
+	if err != nil {
+		return daemon.UsageError(fmt.Sprintf("--docker: %v", err))
+	}
+	defer engine.Close()
+	if c.CheckConfig {
+		return nil
+	}
+	if err := os.MkdirAll(c.StateDir, 0o711); err != nil {
+		return err
+	}
+	unlock, err := daemon.Lock(ctx, filepath.Join(c.StateDir, "node.lock"))
+	if err != nil {
+		return daemon.Ended(err)
+	}
+	defer unlock()
+	p.reg = daemon.NewRegistry(p.id)
+	if p.conn, err = bus.Connect(bus.Config{URLs: c.NATS, Identity: p.id, Logger: p.log, Registerer: p.reg}); err != nil {
+		return err
+	}
+	defer p.conn.Close()
+	if p.certs, err = p.id.Workloads(p.conn); err != nil {
+		return err
+	}
+	targets := &agentTargets{}
+	p.acceptor = accept.New(accept.Config{
+		TLS: p.id.ServesWorkloads(p.certs, identity.RoleIngress), Targets: targets, Drain: c.Drain, Logger: p.log, Registerer: p.reg,
+	})
+	links := &accept.Links{Acceptor: p.acceptor, Relays: &securelink.LinkSet{}}
+	p.agent, err = node.New(node.Config{
+		Node: p.id.Name().ID, StateFile: filepath.Join(c.StateDir, "node.json"), Engine: engine,
+		Publisher: p.conn, Links: links, Certificates: p.certs, Logger: p.log,
+	})
+	if err != nil {
+		return err
+	}
+	targets.Agent = p.agent
+	p.relays = securelink.NewRelays(securelink.RelaysConfig{
+		TLS: func(relay string) *tls.Config {
+			return p.id.ClientTLS(identity.Name{Role: identity.RoleRelay, ID: relay})
+		},
+		Instance: instance(), Links: links.Relays, Accept: p.acceptor.Accept, Logger: p.log,
+	})
+	return c.work(ctx, p)
+}
+
+// agentTargets breaks the ring between the agent and the acceptor.
+type agentTargets struct{ *node.Agent }
+
+// work runs every part until ctx ends.
+func (c *runCmd) work(ctx context.Context, p *parts) error {
+	book := newRelayBook(filepath.Join(c.StateDir, "relays.json"), p)
+	g, ctx := errgroup.WithContext(ctx)
+	started := time.Now()
+	g.Go(func() error { p.relays.Run(ctx); return nil })
+	g.Go(func() error { return daemon.Ended(p.conn.FollowBucket(ctx, bus.BucketRelays, book.learn)) })
+	g.Go(func() error { return daemon.Ended(p.conn.FollowRevocations(ctx)) })
+	g.Go(func() error {
+		return daemon.Ended(p.id.Run(ctx, p.conn, func(err error) { p.log.Warn("certificate not renewed", "err", err) }))
+	})
+	g.Go(func() error {
+		return daemon.Ended(p.certs.Run(ctx, func(err error) { p.log.Warn("workload certificate not renewed", "err", err) }))
+	})
+	g.Go(func() error { return p.acceptor.Run(ctx) })
+	g.Go(func() error { return daemon.Ended(p.agent.Run(ctx)) })
+	g.Go(func() error {
+		return daemon.Ended(p.conn.PublishStatus(ctx, func() bus.Status {
+			return bus.Status{Version: version, StartedAt: started, Node: p.status()}
+		}))
+	})
+	g.Go(func() error {
+		return daemon.ServeMetrics(ctx, c.Metrics, p.reg, func() error {
+			if s := p.agent.Status(); s.Docker != "ok" {
+				return errors.New("docker: " + s.Docker)
+			}
+			return nil
+		})
+	})
+	return g.Wait()
+}
+
+func (p *parts) status() *bus.NodeStatus {
+	s := p.agent.Status()
+	st := &bus.NodeStatus{Placements: s.Placements, Docker: s.Docker, Warnings: s.Warnings}
+	for _, r := range p.relays.Status() {
+		st.Relays = append(st.Relays, bus.RelaySessionStatus{ID: r.Relay.ID, Addr: r.Relay.Addr, Connected: r.Connected, Since: r.Since, Err: r.Err})
+	}
+	return st
+}
+
+// relayBook is the list of relays: the last known one until NATS tells more.
+type relayBook struct {
+	file string
+	p    *parts
+}
+
+func newRelayBook(file string, p *parts) *relayBook {
+	b := &relayBook{file: file, p: p}
+	var known []securelink.RelayAddress
+	if data, err := os.ReadFile(file); err != nil || json.Unmarshal(data, &known) != nil {
+		for _, r := range p.id.Bootstrap().Relays {
+			known = append(known, securelink.RelayAddress{ID: r.ID, Addr: r.Addr})
+		}
+	}
+	p.relays.Set(known)
+	return b
+}
+
+// learn takes the bucket of relays.
+func (b *relayBook) learn(all map[string][]byte) {
+	known := make([]securelink.RelayAddress, 0, len(all))
+	for key, value := range all {
+		var r securelink.RelayAddress
+		if err := json.Unmarshal(value, &r); err != nil || r.ID != key {
+			b.p.log.Warn("relay address skipped", "relay", key, "err", err)
+			continue
+		}
+		known = append(known, r)
+	}
+	b.p.relays.Set(known)
+	data, err := json.Marshal(known)
+	if err == nil {
+		err = daemon.WriteFile(b.file, data, 0o600)
+	}
+	if err != nil {
+		b.p.log.Warn("relay list not kept", "err", err)
+	}
+}
+
+// instance names this process to the relays.
+func instance() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // it never fails (crypto/rand)
+	return binary.BigEndian.Uint64(b[:])
+}
