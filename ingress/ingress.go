@@ -131,6 +131,16 @@ func (in *Ingress) folders() error {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return fmt.Errorf("make folder: %w", err)
 		}
+		if d.path == in.config.StateDir && in.config.WorkerUID >= 0 {
+			// Whoever made it: the workers must get through to CertDir.
+			info, err := os.Stat(d.path)
+			if err != nil {
+				return fmt.Errorf("make folder: %w", err)
+			}
+			if err := os.Chmod(d.path, info.Mode().Perm()|0o011); err != nil {
+				return fmt.Errorf("make folder: %w", err)
+			}
+		}
 		if d.worker {
 			if err := os.Chmod(d.path, d.mode); err != nil {
 				return fmt.Errorf("make folder: %w", err)

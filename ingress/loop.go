@@ -53,9 +53,10 @@ type loop struct {
 	stateDirty, statusDirty, nginxDirty, routesMoved bool
 }
 
-// outside are the files of the user that nginx reads.
+// outside are the files beside ours that nginx reads.
 type outside struct {
 	digest    string
+	identity  string // of this ingress node, as nginx shows it to nodes
 	files     []render.File
 	templates map[string]string
 	err       string // why the newest files are not in use

@@ -172,6 +172,18 @@ func (t *Table) RelayUp(name string, up, authoritative bool) {
 	t.all = true
 }
 
+// RelaySession begins a session with a relay: reports are everything that it
+// knows, and what it said in an earlier session counts no more than the last
+// word of a relay that is away.
+func (t *Table) RelaySession(name string, authoritative bool, reports []LinkReport) {
+	t.RelayUp(name, false, false)
+	t.RelayUp(name, true, false)
+	for _, r := range reports {
+		t.RelayReport(name, r)
+	}
+	t.RelayUp(name, true, authoritative)
+}
+
 // ForgetRelay removes a relay that is no longer part of the system.
 func (t *Table) ForgetRelay(name string) {
 	delete(t.relays, name)
