@@ -332,3 +332,16 @@ func TestIngress_Large(t *testing.T) {
 	t.Logf("500 changes in 2 s: %d reloads", n)
 	require.LessOrEqual(t, n, 3)
 }
+
+// A renewed identity is shown to the nodes without a stop.
+func TestIngress_RenewedIdentity(t *testing.T) { // SEC-1
+	e := newEnv(t)
+	e.place("web", true, "a")
+	e.source.SetRoutes(t, route("web", "web.example", "web"))
+	e.start()
+	e.settled()
+	before := e.reloads()
+	e.ca.WriteIdentity(t, filepath.Join(e.dir, "id"))
+	e.within(5*time.Second, "reloaded", func() bool { return e.reloads() == before+1 })
+	require.Equal(t, 200, e.do(http.MethodGet, e.url("web.example", "/"), "").StatusCode)
+}

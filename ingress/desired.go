@@ -2,9 +2,9 @@ package ingress
 
 import (
 	"encoding/json"
-	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/opfield/availability/ingress/apply"
 	"github.com/opfield/availability/placement"
@@ -14,36 +14,32 @@ import (
 // desired is a full snapshot of what nginx should say. It is a value that
 // the apply goroutine may keep.
 type desired struct {
-	version  uint64 // of the routes
+	version  uint64 // of the routes and their certificates
 	routes   []upstream.Route
 	services []upstream.Service
 	certs    map[string]string
-	outside  string // digest of templates and user files
-	address  map[placement.LinkID]netip.Addr
-	rollout  map[placement.LinkID]bool // placements that are part of a running rollout
+	outside  string                          // digest of templates and user files
+	address  map[placement.LinkID]netip.Addr // filled in when the apply begins
 }
 
 // compare says how soon nginx must learn about the step from was to is.
-func compare(was, is desired) apply.Change {
-	if was.outside != is.outside || !maps.Equal(was.certs, is.certs) || was.version != is.version {
+// rollout is asked about a placement that nginx does not list yet.
+func compare(was, is desired, rollout func(placement.LinkID) bool) apply.Change {
+	if was.version != is.version || was.outside != is.outside || len(was.services) != len(is.services) {
 		return apply.Prompt
 	}
-	listed := map[placement.LinkID]bool{}
-	for _, s := range was.services {
-		for _, id := range slices.Concat(s.Open, s.Others) {
-			listed[id] = true
-		}
-	}
 	change := apply.None
-	for _, s := range is.services {
+	for i, s := range is.services {
+		old := was.services[i]
+		if sameService(old, s) {
+			continue
+		}
+		change = apply.Quiet
 		for _, id := range slices.Concat(s.Open, s.Others) {
-			if !listed[id] && !is.rollout[id] {
+			if !slices.Contains(old.Open, id) && !slices.Contains(old.Others, id) && !rollout(id) {
 				return apply.Prompt
 			}
 		}
-	}
-	if !slices.EqualFunc(was.services, is.services, sameService) {
-		change = apply.Quiet
 	}
 	return change
 }
@@ -61,23 +57,19 @@ func routeKey(r upstream.Route) string {
 	return string(text)
 }
 
-// rollouts finds the placements whose siblings are of another generation.
-func rollouts(orders []upstream.Order) map[placement.LinkID]bool {
-	type span struct{ low, high uint64 }
-	spans := map[string]span{}
-	for _, o := range orders {
-		w := o.Link.Placement.Workload
-		s, ok := spans[w]
-		if !ok {
-			s = span{o.Generation, o.Generation}
+// partOfRollout reports whether siblings of the placement are of another
+// generation: then more of the same kind follow, and one reload serves all.
+func partOfRollout(orders []upstream.Order, id placement.LinkID) bool {
+	from, _ := slices.BinarySearchFunc(orders, id.Placement.Workload, func(o upstream.Order, w string) int {
+		return strings.Compare(o.Link.Placement.Workload, w)
+	})
+	for _, o := range orders[from:] {
+		if o.Link.Placement.Workload != id.Placement.Workload {
+			return false
 		}
-		spans[w] = span{min(s.low, o.Generation), max(s.high, o.Generation)}
-	}
-	out := map[placement.LinkID]bool{}
-	for _, o := range orders {
-		if s := spans[o.Link.Placement.Workload]; s.low != s.high {
-			out[o.Link] = true
+		if o.Generation != orders[from].Generation {
+			return true
 		}
 	}
-	return out
+	return false
 }

@@ -78,8 +78,14 @@ func (in *Inbox) Links(relay string, reports []upstream.LinkReport) {
 	})
 }
 
-// Relay says whether the session with a relay is alive and whether its
-// silence about a link counts. It comes before the reports of the session.
+// Session takes everything that a relay knows at the beginning of a session.
+// It is one step: no link closes because its report is still on the way.
+func (in *Inbox) Session(relay string, authoritative bool, reports []upstream.LinkReport) {
+	in.put(func(l *loop) { l.table.RelaySession(relay, authoritative, reports) })
+}
+
+// Relay says that the session with a relay ended, or that its silence about a
+// link counts from now on.
 func (in *Inbox) Relay(relay string, up, authoritative bool) {
 	in.put(func(l *loop) { l.table.RelayUp(relay, up, authoritative) })
 }

@@ -16,8 +16,8 @@ import (
 // Timing of the loop.
 const (
 	aliveEvery = 500 * time.Millisecond // our own nginx is looked after
-	saveEvery  = 2 * time.Second
-	showEvery  = 50 * time.Millisecond // status follows a change within this
+	saveEvery  = 5 * time.Second
+	showEvery  = 80 * time.Millisecond // status follows a change within this
 )
 
 // Ingress is the sidecar of one ingress node.
@@ -81,7 +81,7 @@ func (in *Ingress) Run(ctx context.Context) error {
 		return err
 	}
 	l.restore()
-	r := &runner{loop: l, inbox: in.inbox, applier: in.applier, kick: make(chan struct{}, 1)}
+	r := &runner{loop: l, inbox: in.inbox, applier: in.applier, kick: make(chan struct{}, 1), saves: make(chan state, 1)}
 	r.paths = l.watchedPaths()
 	w := &worker{config: in.config, applier: in.applier, refused: map[string]refusal{}}
 
@@ -98,6 +98,7 @@ func (in *Ingress) Run(ctx context.Context) error {
 	if p := in.config.Prober; p != nil && in.config.ProbeEvery > 0 {
 		g.Go(func() error { return r.probe(ctx, p, in.config.ProbeEvery) })
 	}
+	g.Go(r.save)
 	g.Go(func() error { return r.run(ctx, results) })
 	if err := g.Wait(); err != nil && ctx.Err() == nil {
 		return err
@@ -129,6 +130,16 @@ func (in *Ingress) folders() error {
 		}
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
 			return fmt.Errorf("make folder: %w", err)
+		}
+		if d.path == in.config.StateDir && in.config.WorkerUID >= 0 {
+			// Whoever made it: the workers must get through to CertDir.
+			info, err := os.Stat(d.path)
+			if err != nil {
+				return fmt.Errorf("make folder: %w", err)
+			}
+			if err := os.Chmod(d.path, info.Mode().Perm()|0o011); err != nil {
+				return fmt.Errorf("make folder: %w", err)
+			}
 		}
 		if d.worker {
 			if err := os.Chmod(d.path, d.mode); err != nil {

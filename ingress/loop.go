@@ -39,9 +39,10 @@ type loop struct {
 
 	// What was told to others.
 	orders   []upstream.Order
+	links    []placement.LinkID // of the orders
 	book     *addressBook
 	noted    desired
-	version  uint64 // of routes, raised by every change of them
+	routed   desired // routes and certificates; the rest is empty
 	applied  map[placement.LinkID]bool
 	leftOut  map[string]string // route → why nginx does not have it
 	reload   ReloadStatus
@@ -49,12 +50,13 @@ type loop struct {
 	jobs     chan job
 	outside  outside
 
-	stateDirty, statusDirty bool
+	stateDirty, statusDirty, nginxDirty, routesMoved bool
 }
 
-// outside are the files of the user that nginx reads.
+// outside are the files beside ours that nginx reads.
 type outside struct {
 	digest    string
+	identity  string // of this ingress node, as nginx shows it to nodes
 	files     []render.File
 	templates map[string]string
 	err       string // why the newest files are not in use
@@ -167,7 +169,7 @@ func (l *loop) acceptRoutes() {
 		routes = append(routes, r)
 	}
 	l.table.SetRoutes(routes)
-	l.version++
+	l.routesMoved = true
 	l.loadCertificates()
 }
 
@@ -205,6 +207,7 @@ func (l *loop) loadCertificates() {
 	}
 	l.certs.prune(used)
 	l.statusDirty = true
+	l.reroute()
 }
 
 func (l *loop) setRelays(relays map[string][]byte) {
@@ -242,24 +245,37 @@ func (l *loop) prove(primaries []placement.LinkID) {
 // later and collected.
 func (l *loop) round(now time.Time) {
 	l.orders = l.table.Orders()
-	links := make([]placement.LinkID, len(l.orders))
-	for i, o := range l.orders {
-		links[i] = o.Link
+	if !slices.EqualFunc(l.links, l.orders, func(id placement.LinkID, o upstream.Order) bool { return id == o.Link }) {
+		l.links = make([]placement.LinkID, len(l.orders))
+		for i, o := range l.orders {
+			l.links[i] = o.Link
+		}
+		l.book.update(l.links, now)
 	}
-	l.book.update(links, now)
 	if l.book.dirty {
 		l.saveAddresses()
 	}
 	l.config.Endpoints.Apply(l.orders, l.address)
+	l.statusDirty, l.nginxDirty = true, true
+	if l.routed.version != l.noted.version {
+		l.consider(now)
+	}
+}
+
+// consider notes what nginx must learn. It costs milliseconds with thousands
+// of routes, so it is not part of every round.
+func (l *loop) consider(now time.Time) {
+	l.nginxDirty = false
 	if !l.state.Known {
 		return // nginx keeps what it has until the routes are known
 	}
-	d := l.desired(links)
-	if c := compare(l.noted, d); c != apply.None {
+	d := l.routed
+	d.services, d.outside = l.table.Services(), l.outside.digest
+	rollout := func(id placement.LinkID) bool { return partOfRollout(l.orders, id) }
+	if c := compare(l.noted, d, rollout); c != apply.None {
 		l.schedule.Note(now, c)
 		l.noted = d
 	}
-	l.statusDirty = true
 }
 
 func (l *loop) address(id placement.LinkID) netip.Addr {
@@ -281,23 +297,25 @@ func (l *loop) saveAddresses() {
 	l.book.dirty = false
 }
 
-func (l *loop) desired(links []placement.LinkID) desired {
-	d := desired{
-		version: l.version, services: l.table.Services(), certs: map[string]string{},
-		outside: l.outside.digest, rollout: rollouts(l.orders), address: l.book.snapshot(links),
-	}
+// reroute brings what is rendered of routes and certificates up to date.
+func (l *loop) reroute() {
+	next := desired{version: l.routed.version, certs: map[string]string{}}
 	for _, v := range l.table.Routes() {
 		if !v.Serves {
 			continue
 		}
-		d.routes = append(d.routes, v.Route)
+		next.routes = append(next.routes, v.Route)
 		if t := v.Route.TLS; t != nil {
 			if id := certID(*t); l.certs.has(id) {
-				d.certs[v.Route.Name] = id
+				next.certs[v.Route.Name] = id
 			}
 		}
 	}
-	return d
+	same := func(a, b upstream.Route) bool { return routeKey(a) == routeKey(b) }
+	if next.version == 0 || !maps.Equal(next.certs, l.routed.certs) || !slices.EqualFunc(next.routes, l.routed.routes, same) {
+		next.version++
+		l.routed = next
+	}
 }
 
 // begin hands the present snapshot to the apply goroutine.
@@ -311,7 +329,9 @@ func (l *loop) begin() {
 		}
 	}
 	l.table.Proven(slices.Collect(maps.Keys(both)))
-	l.jobs <- job{desired: l.noted, outside: l.outside}
+	d := l.noted
+	d.address = l.book.snapshot(l.links)
+	l.jobs <- job{desired: d, outside: l.outside}
 }
 
 // ended takes the result of an apply.
@@ -346,17 +366,15 @@ func (l *loop) ended(now time.Time, r result) {
 	}
 }
 
-func (l *loop) save() {
-	l.state.Events = l.state.Events[:0]
-	for _, e := range l.events {
-		l.state.Events = append(l.state.Events, e)
-	}
-	slices.SortFunc(l.state.Events, func(a, b placement.Event) int {
-		return upstream.CompareLinks(placement.LinkID{Placement: a.ID()}, placement.LinkID{Placement: b.ID()})
-	})
-	if err := writeState(l.config.StateDir, l.state); err != nil {
-		l.config.Logger.Error("last state cannot be stored", "err", err)
-		return
-	}
+// snapshot returns the state as another goroutine may write it.
+func (l *loop) snapshot() state {
 	l.stateDirty = false
+	s := l.state
+	s.Routes, s.Relays, s.Nodes = maps.Clone(s.Routes), maps.Clone(s.Relays), maps.Clone(s.Nodes)
+	s.Primaries = slices.Clone(s.Primaries)
+	s.Events = make([]placement.Event, 0, len(l.events))
+	for _, e := range l.events {
+		s.Events = append(s.Events, e)
+	}
+	return s
 }

@@ -2,7 +2,7 @@ package ingress
 
 import (
 	"context"
-	"slices"
+	"fmt"
 	"sync"
 	"time"
 
@@ -15,10 +15,10 @@ type runner struct {
 	inbox   *Inbox
 	applier *apply.Applier
 	kick    chan struct{} // the watched paths may have changed
+	saves   chan state    // one waits while one is written
 
-	mu      sync.Mutex // guards the copies for other goroutines
-	paths   []string
-	targets []target
+	mu    sync.Mutex // guards paths
+	paths []string
 }
 
 func (r *runner) run(ctx context.Context, results <-chan result) error {
@@ -42,8 +42,8 @@ func (r *runner) run(ctx context.Context, results <-chan result) error {
 		}
 		select {
 		case <-ctx.Done():
-			l.save()
 			l.publish()
+			close(r.saves)
 			return nil
 		case f := <-r.inbox.queue:
 			f(l)
@@ -63,17 +63,37 @@ func (r *runner) run(ctx context.Context, results <-chan result) error {
 				l.schedule.Note(time.Now(), apply.Prompt)
 			}
 		case <-save.C:
-			if l.stateDirty {
-				l.save()
+			if l.stateDirty && len(r.saves) == 0 {
+				r.saves <- l.snapshot()
 			}
 		case <-show.C:
+			if l.nginxDirty {
+				l.consider(time.Now())
+			}
 			if l.statusDirty {
 				l.statusDirty = false
 				l.publish()
+			}
+			if l.routesMoved {
+				l.routesMoved = false
 				r.share()
 			}
 		}
 	}
+}
+
+// save writes states, and the last one when the loop has ended.
+func (r *runner) save() error {
+	dir, log := r.loop.config.StateDir, r.loop.config.Logger
+	for s := range r.saves {
+		if err := writeState(dir, s); err != nil {
+			log.Error("last state cannot be stored", "err", err)
+		}
+	}
+	if err := writeState(dir, r.loop.snapshot()); err != nil {
+		return fmt.Errorf("store last state: %w", err)
+	}
+	return nil
 }
 
 // drain takes what else waits, at most one queue full.
@@ -88,18 +108,14 @@ func (r *runner) drain() {
 	}
 }
 
-// share copies what other goroutines look at.
+// share copies what the watcher looks at.
 func (r *runner) share() {
-	paths, targets := r.loop.watchedPaths(), r.loop.targets()
 	r.mu.Lock()
-	moved := !slices.Equal(paths, r.paths)
-	r.paths, r.targets = paths, targets
+	r.paths = r.loop.watchedPaths()
 	r.mu.Unlock()
-	if moved {
-		select {
-		case r.kick <- struct{}{}:
-		default:
-		}
+	select {
+	case r.kick <- struct{}{}:
+	default:
 	}
 }
 
@@ -117,10 +133,15 @@ func (r *runner) probe(ctx context.Context, p Prober, every time.Duration) error
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			r.mu.Lock()
-			targets := r.targets
-			r.mu.Unlock()
-			got := probeAll(ctx, p, targets)
+			targets := make(chan []target, 1)
+			r.inbox.put(func(l *loop) { targets <- l.targets() })
+			var all []target
+			select {
+			case all = <-targets:
+			case <-ctx.Done():
+				return nil
+			}
+			got := probeAll(ctx, p, all)
 			if ctx.Err() != nil {
 				return nil
 			}

@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/opfield/availability/placement"
+	"github.com/opfield/availability/upstream"
 )
 
 // The files of the state folder. They hold the last known state, so that the
@@ -51,6 +53,9 @@ func readState(dir string) (state, error) {
 }
 
 func writeState(dir string, s state) error {
+	slices.SortFunc(s.Events, func(a, b placement.Event) int {
+		return upstream.CompareLinks(placement.LinkID{Placement: a.ID()}, placement.LinkID{Placement: b.ID()})
+	})
 	text, err := json.Marshal(s)
 	if err != nil {
 		return fmt.Errorf("encode state: %w", err)

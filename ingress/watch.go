@@ -40,8 +40,22 @@ func (l *loop) readOutside() outside {
 		o.files = append(o.files, render.File{Name: render.UserStream + "/" + name, Data: text})
 	}
 	slices.SortFunc(o.files, func(a, b render.File) int { return strings.Compare(a.Name, b.Name) })
+	o.identity = l.identity()
 	o.digest = digestOf(o)
 	return o
+}
+
+// identity is a digest of the certificates that nginx reads when it loads.
+func (l *loop) identity() string {
+	sum := sha256.New()
+	for _, name := range []string{l.config.Render.ClientCert, l.config.Render.ClientCA} {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			text = nil // nginx -t says it better
+		}
+		fmt.Fprintf(sum, "%d\n%s", len(text), text)
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:16]
 }
 
 // readFiles returns the regular files of a folder by name; links are followed.
@@ -69,6 +83,7 @@ func readFiles(dir, suffix string) map[string][]byte {
 
 func digestOf(o outside) string {
 	sum := sha256.New()
+	fmt.Fprintf(sum, "%s\n", o.identity)
 	for _, f := range o.files {
 		fmt.Fprintf(sum, "%s %d\n%s", f.Name, len(f.Data), f.Data)
 	}
@@ -89,7 +104,7 @@ func (l *loop) filesChanged() {
 
 // watchedPaths are the files and folders whose changes matter.
 func (l *loop) watchedPaths() []string {
-	var out []string
+	out := []string{l.config.Render.ClientCert, l.config.Render.ClientCA}
 	for _, dir := range []string{l.config.TemplateDir, l.config.UserHTTP, l.config.UserStream} {
 		if dir != "" {
 			out = append(out, filepath.Join(dir, "x"))

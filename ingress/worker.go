@@ -147,7 +147,7 @@ func (w *worker) renderer(o outside) (*render.Renderer, error) {
 
 func (j job) input(keep []string) render.Input {
 	in := render.Input{
-		Services: j.desired.services, Certs: j.desired.certs, User: j.outside.files,
+		Services: j.desired.services, Certs: j.desired.certs, User: j.outside.files, Identity: j.outside.identity,
 		Address: func(id placement.LinkID) (netip.Addr, bool) { a, ok := j.desired.address[id]; return a, ok },
 	}
 	wanted := make(map[string]bool, len(keep))

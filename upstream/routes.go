@@ -3,6 +3,7 @@ package upstream
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -17,7 +18,8 @@ func (t *Table) SetRoutes(routes []Route) {
 	slices.SortStableFunc(sorted, func(a, b Route) int {
 		return cmp.Or(cmp.Compare(a.Created, b.Created), cmp.Compare(a.Name, b.Name))
 	})
-	t.routes, t.used = nil, map[servicePort]bool{}
+	t.routes = nil
+	used := map[servicePort]bool{}
 	holders := map[string]string{} // host+path or port → route
 	names := map[string]bool{}
 	for _, r := range sorted {
@@ -31,10 +33,13 @@ func (t *Table) SetRoutes(routes []Route) {
 			v.claim(holders)
 		}
 		if v.Serves {
-			t.used[servicePort{v.Route.Workload, v.Route.Port}] = true
+			used[servicePort{v.Route.Workload, v.Route.Port}] = true
 		}
 		t.routes = append(t.routes, v)
 	}
+	t.used = slices.SortedFunc(maps.Keys(used), func(a, b servicePort) int {
+		return cmp.Or(cmp.Compare(a.workload, b.workload), cmp.Compare(a.port, b.port))
+	})
 	slices.SortStableFunc(t.routes, func(a, b RouteView) int { return cmp.Compare(a.Route.Name, b.Route.Name) })
 }
 

@@ -1,7 +1,6 @@
 package upstream
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 
@@ -38,7 +37,7 @@ type Table struct {
 	fences    map[string]Fence
 	primaries map[placement.LinkID]bool
 	routes    []RouteView
-	used      map[servicePort]bool
+	used      []servicePort // by serving routes, sorted
 
 	names []string // of workloads, sorted
 	all   bool     // every workload must be judged again
@@ -173,6 +172,18 @@ func (t *Table) RelayUp(name string, up, authoritative bool) {
 	t.all = true
 }
 
+// RelaySession begins a session with a relay: reports are everything that it
+// knows, and what it said in an earlier session counts no more than the last
+// word of a relay that is away.
+func (t *Table) RelaySession(name string, authoritative bool, reports []LinkReport) {
+	t.RelayUp(name, false, false)
+	t.RelayUp(name, true, false)
+	for _, r := range reports {
+		t.RelayReport(name, r)
+	}
+	t.RelayUp(name, true, authoritative)
+}
+
 // ForgetRelay removes a relay that is no longer part of the system.
 func (t *Table) ForgetRelay(name string) {
 	delete(t.relays, name)
@@ -227,11 +238,8 @@ func (t *Table) Orders() []Order {
 // serving route uses, sorted.
 func (t *Table) Services() []Service {
 	t.judge()
-	keys := slices.SortedFunc(maps.Keys(t.used), func(a, b servicePort) int {
-		return cmp.Or(cmp.Compare(a.workload, b.workload), cmp.Compare(a.port, b.port))
-	})
-	out := make([]Service, 0, len(keys))
-	for _, k := range keys {
+	out := make([]Service, 0, len(t.used))
+	for _, k := range t.used {
 		out = append(out, t.service(k))
 	}
 	return out

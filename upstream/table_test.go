@@ -111,6 +111,16 @@ func TestTable_States(t *testing.T) { // LNK-1, LNK-2, LNK-4, LNK-5, EVT-3
 			tb.RelayUp("r", true, false)
 			tb.RelayReport("r", report(event("w", "a", 1), true))
 		}, "a=open b=open "},
+		"new session of an old relay: its full list counts at once": {func(tb *upstream.Table) {
+			both(tb)
+			tb.RelaySession("r", true, []upstream.LinkReport{report(event("w", "a", 1), true), report(event("w", "b", 1), true)})
+			tb.RelaySession("r", true, []upstream.LinkReport{report(event("w", "b", 1), true)})
+		}, "a=closed b=open "},
+		"new session of a young relay: its silence does not count": {func(tb *upstream.Table) {
+			both(tb)
+			tb.RelaySession("r", true, []upstream.LinkReport{report(event("w", "a", 1), true), report(event("w", "b", 1), true)})
+			tb.RelaySession("r", false, []upstream.LinkReport{report(event("w", "b", 1), true)})
+		}, "a=open b=open "},
 		"newer report counts as an event": {func(tb *upstream.Table) {
 			both(tb)
 			tb.RelayUp("r", true, false)

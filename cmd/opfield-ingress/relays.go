@@ -20,12 +20,11 @@ type relayNews struct {
 // Up implements securelink.Watcher.
 func (n *relayNews) Up(relay string, age time.Duration, links []securelink.Report, _ []securelink.NodeSession) {
 	left := securelink.YoungRelay - age
-	n.inbox.Relay(relay, true, left <= 0)
 	reports := make([]upstream.LinkReport, 0, len(links))
 	for _, l := range links {
 		reports = append(reports, linkReport(l))
 	}
-	n.inbox.Links(relay, reports)
+	n.inbox.Session(relay, left <= 0, reports)
 	if left <= 0 {
 		return
 	}

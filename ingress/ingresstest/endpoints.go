@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -31,7 +32,8 @@ type Endpoints struct {
 	addr   map[placement.LinkID]netip.Addr
 	target map[placement.LinkID]string
 	conns  map[net.Conn]placement.LinkID
-	rounds int
+	last   []upstream.Order
+	at     map[placement.LinkID]time.Time // of the last change
 }
 
 // NewEndpoints listens on every loopback address, on a free port.
@@ -46,7 +48,7 @@ func NewEndpoints(t testing.TB) *Endpoints {
 	e := &Endpoints{
 		Port:   uint16(ln.Addr().(*net.TCPAddr).Port),
 		orders: map[netip.Addr]upstream.Order{}, addr: map[placement.LinkID]netip.Addr{},
-		target: map[placement.LinkID]string{}, conns: map[net.Conn]placement.LinkID{},
+		target: map[placement.LinkID]string{}, conns: map[net.Conn]placement.LinkID{}, at: map[placement.LinkID]time.Time{},
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -78,15 +80,20 @@ func (e *Endpoints) Lead(id placement.LinkID, p *Placement) {
 func (e *Endpoints) Apply(orders []upstream.Order, addr func(placement.LinkID) netip.Addr) {
 	closed := map[placement.LinkID]bool{}
 	e.mu.Lock()
-	e.rounds++
-	e.orders = map[netip.Addr]upstream.Order{}
-	for _, o := range orders {
+	for i, o := range orders {
+		if i < len(e.last) && e.last[i].Link == o.Link && e.last[i].State == o.State && slices.Equal(e.last[i].Open, o.Open) {
+			continue
+		}
 		a := addr(o.Link)
 		e.orders[a], e.addr[o.Link] = o, a
 		closed[o.Link] = o.State != upstream.Open
+		e.at[o.Link] = time.Now()
 	}
+	e.last = orders
 	e.mu.Unlock()
-	e.cut(func(id placement.LinkID) bool { return closed[id] })
+	if len(closed) > 0 {
+		e.cut(func(id placement.LinkID) bool { return closed[id] })
+	}
 }
 
 // State returns the state of a link.
@@ -94,6 +101,13 @@ func (e *Endpoints) State(id placement.LinkID) upstream.State {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.orders[e.addr[id]].State
+}
+
+// ChangedAt returns when the order of a link last changed.
+func (e *Endpoints) ChangedAt(id placement.LinkID) time.Time {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.at[id]
 }
 
 // Address returns the address of a link.

@@ -111,6 +111,9 @@ type Input struct {
 	Address  func(placement.LinkID) (netip.Addr, bool)
 	// Certs names the file in CertDir of every route that has one.
 	Certs map[string]string
+	// Identity stands for the content of the identity's files, which nginx
+	// reads when it loads a generation: a renewed one is a new generation.
+	Identity string
 	// User are the user's own files for our nginx, named UserHTTP or
 	// UserStream + "/x.conf". They are copied as they are.
 	User []File
@@ -121,6 +124,8 @@ const (
 	UserHTTP   = "user-http"
 	UserStream = "user-stream"
 )
+
+var identityPattern = regexp.MustCompile(`^[0-9a-f]{1,64}$`)
 
 var userFilePattern = regexp.MustCompile(`^user-(http|stream)/[A-Za-z0-9_-][A-Za-z0-9._-]{0,120}\.conf$`)
 

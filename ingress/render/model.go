@@ -30,6 +30,7 @@ const (
 type model struct {
 	Config
 	Generation   string
+	Identity     string
 	StreamModule string
 	HasStream    bool
 	OpenFiles    int
@@ -148,7 +149,7 @@ type tcpServer struct {
 }
 
 func newModel(c Config, in Input) (model, error) {
-	m := model{Config: c}
+	m := model{Config: c, Identity: in.Identity}
 	routes := slices.Clone(in.Routes)
 	slices.SortFunc(routes, func(a, b upstream.Route) int { return cmp.Compare(a.Name, b.Name) })
 	services := map[string]upstream.Service{}

@@ -111,6 +111,9 @@ func (r *Renderer) Render(in Input) (Generation, error) {
 			}
 		}
 	}
+	if in.Identity != "" && !identityPattern.MatchString(in.Identity) {
+		return Generation{}, fmt.Errorf("identity: want hexadecimal digits")
+	}
 	m, err := newModel(r.config, in)
 	if err != nil {
 		return Generation{}, err
