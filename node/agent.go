@@ -14,6 +14,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opfield/availability/node/discovery"
@@ -40,7 +41,10 @@ type Certificates interface {
 	Ensure(ctx context.Context, workload string) error
 }
 
-// Config of an Agent. All fields are required.
+// dockerOK is Status.Docker while the engine answers.
+const dockerOK = "ok"
+
+// Config of an Agent. All fields but the last are required.
 type Config struct {
 	Node         string // id of this node
 	StateFile    string // what must survive a restart
@@ -49,6 +53,7 @@ type Config struct {
 	Links        Links
 	Certificates Certificates
 	Logger       *slog.Logger
+	Registerer   prometheus.Registerer // nil: no metrics
 }
 
 // Status is what the agent tells about itself.
@@ -63,6 +68,7 @@ type Agent struct {
 	config  Config
 	watcher *docker.Watcher
 	outbox  *outbox
+	metrics *metrics
 	wake    chan struct{} // capacity 1: something below mu changed
 
 	// Guarded by mu.
@@ -102,7 +108,7 @@ func New(config Config) (*Agent, error) {
 		return nil, errors.New("node agent: state file, publisher, links, certificates and logger are required")
 	}
 	a := &Agent{
-		config: config, wake: make(chan struct{}, 1), probes: map[probeKey]*probe{}, asked: map[string]string{}, gone: map[string]placement.Sequence{},
+		config: config, metrics: newMetrics(config.Registerer), wake: make(chan struct{}, 1), probes: map[probeKey]*probe{}, asked: map[string]string{}, gone: map[string]placement.Sequence{},
 		announced: map[string]placement.Event{}, status: Status{Docker: "not asked yet"},
 	}
 	watcher, err := docker.New(docker.Config{Engine: config.Engine, Logger: config.Logger, Changed: a.learn})
@@ -110,7 +116,7 @@ func New(config Config) (*Agent, error) {
 		return nil, err
 	}
 	a.watcher = watcher
-	a.outbox = newOutbox(config.Publisher, config.Logger, a.superseded, a.stored)
+	a.outbox = newOutbox(config.Publisher, config.Logger, a.superseded, a.stored, a.metrics)
 	return a, nil
 }
 
@@ -280,7 +286,7 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 			}
 		}
 	}
-	status := Status{Docker: "ok", Warnings: warnings}
+	status := Status{Docker: dockerOK, Warnings: warnings}
 	if snapshot.Err != nil {
 		status.Docker = snapshot.Err.Error()
 	}
@@ -340,6 +346,7 @@ func (a *Agent) announce(ctx context.Context, changed, waiting []placement.Event
 	a.mu.Lock()
 	a.targets, a.status = targets, status
 	a.mu.Unlock()
+	a.metrics.show(status)
 
 	workloads := slices.Sorted(maps.Keys(a.announced))
 	if len(changed) > 0 || len(workloads) != a.registered {

@@ -20,6 +20,7 @@ type outbox struct {
 	logger     *slog.Logger
 	superseded func(stored placement.Event) // a stored event is as new as ours
 	delivered  func(placement.Event)        // the event is stored
+	metrics    *metrics
 
 	work chan string // placements that got something to do; Run starts them
 
@@ -34,9 +35,9 @@ type letter struct {
 	cancel context.CancelFunc // ends the present attempt or wait: something newer is there
 }
 
-func newOutbox(publisher Publisher, logger *slog.Logger, superseded, delivered func(placement.Event)) *outbox {
+func newOutbox(publisher Publisher, logger *slog.Logger, superseded, delivered func(placement.Event), m *metrics) *outbox {
 	return &outbox{
-		publisher: publisher, logger: logger, superseded: superseded, delivered: delivered,
+		publisher: publisher, logger: logger, superseded: superseded, delivered: delivered, metrics: m,
 		work: make(chan string, 1024), pending: map[string]*letter{}, checked: map[string]bool{},
 	}
 }
@@ -89,6 +90,7 @@ func (o *outbox) deliver(ctx context.Context, name string) {
 		err := o.publish(attempt, e)
 		end()
 		if err != nil && current.Err() == nil {
+			o.metrics.failures.Inc()
 			o.logger.Warn("event not published, trying again", "placement", name, "err", err)
 			select {
 			case <-current.Done():
@@ -106,6 +108,7 @@ func (o *outbox) deliver(ctx context.Context, name string) {
 		o.mu.Unlock()
 		cancel()
 		if done {
+			o.metrics.published.Inc()
 			o.delivered(e)
 			return
 		}

@@ -88,7 +88,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	links := &accept.Links{Acceptor: p.acceptor, Relays: &securelink.LinkSet{}}
 	p.agent, err = node.New(node.Config{
 		Node: p.id.Name().ID, StateFile: filepath.Join(c.StateDir, "node.json"), Engine: engine,
-		Publisher: p.conn, Links: links, Certificates: p.certs, Logger: p.log,
+		Publisher: p.conn, Links: links, Certificates: p.certs, Logger: p.log, Registerer: p.reg,
 	})
 	if err != nil {
 		return err

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -129,8 +130,27 @@ func (p *Process) Restart(within time.Duration) {
 	p.Start()
 }
 
-// Pause freezes the program (SIGSTOP): its kernel still acknowledges.
-func (p *Process) Pause() { p.Signal(syscall.SIGSTOP) }
+// Pause freezes the program (SIGSTOP): its kernel still acknowledges. It
+// returns when every thread stands still.
+func (p *Process) Pause() {
+	p.Signal(syscall.SIGSTOP)
+	for start := time.Now(); p.Running() && !stopped(p.Pid()) && time.Since(start) < time.Second; {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// stopped reports whether every thread of a process is stopped by a signal.
+func stopped(pid int) bool {
+	threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, path := range threads {
+		b, err := os.ReadFile(path)
+		// The state follows the command, which may contain anything.
+		if i := strings.LastIndexByte(string(b), ')'); err == nil && i > 0 && !strings.HasPrefix(string(b[i+1:]), " T") {
+			return false
+		}
+	}
+	return len(threads) > 0
+}
 
 // Continue undoes Pause.
 func (p *Process) Continue() { p.Signal(syscall.SIGCONT) }

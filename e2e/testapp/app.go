@@ -67,6 +67,9 @@ func (a *app) handler() http.Handler {
 		}
 		w.Header().Set("X-Served-By", a.name)
 		w.Header().Set("X-Echo-Id", id)
+		if query.Has("close") {
+			w.Header().Set("Connection", "close")
+		}
 		if strings.HasPrefix(r.Header.Get("Content-Type"), "application/grpc") {
 			a.grpc(w, r)
 		} else {
