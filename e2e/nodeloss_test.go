@@ -16,7 +16,8 @@ const (
 	closeWithin   = 100 * time.Millisecond
 	requestWithin = 3700 * time.Millisecond
 	connectWithin = 2.2 // seconds
-	rounds        = 8
+	rounds        = 20
+	betweenRounds = 1500 * time.Millisecond // so that every round is one fault, not two
 )
 
 // RLY-2, LNK-4, LNK-5, RTE-3: a host that is cut off under load.
@@ -32,7 +33,7 @@ func TestNodeLoss_HostCut(t *testing.T) {
 	run := sc.steady(10 * time.Minute)
 	for i := range rounds {
 		n := sc.Nodes[i%2]
-		sc.Env.Await(10*time.Second, "load flows", func() bool { return len(run.Results()) > (i+1)*100 })
+		sc.Env.Await(10*time.Second, "load flows", func() bool { return len(run.Results()) > 200 })
 		cut := time.Now()
 		n.Cut()
 		var first, last time.Time
@@ -49,6 +50,7 @@ func TestNodeLoss_HostCut(t *testing.T) {
 		n.Heal()
 		sc.AwaitLinks(15*time.Second, "open", link(n.ID))
 		windows = append(windows, window{n.ID, cut, time.Now()})
+		<-time.After(betweenRounds)
 	}
 	report := run.Stop()
 	t.Logf("dropped after: %s", percent(drops))

@@ -73,24 +73,24 @@ func (n *Nudger) sendEarlyLocked() {
 	if n.early || n.err != nil || !n.ready {
 		return
 	}
-	raw, err := n.SyscallConn()
+	n.early, n.err = sendEarly(n.TCPConn)
+}
+
+// sendEarly sends the first byte of a record, if that is possible at once.
+func sendEarly(c *net.TCPConn) (sent bool, err error) {
+	raw, err := c.SyscallConn()
 	if err != nil {
-		return
+		return false, err
 	}
-	var sent int
+	var count int
 	var sendErr error
 	err = raw.Control(func(fd uintptr) {
-		sent, sendErr = ignoringEINTR(func() (int, error) { return unix.Write(int(fd), []byte{tlsRecordType}) })
+		count, sendErr = ignoringEINTR(func() (int, error) { return unix.Write(int(fd), []byte{tlsRecordType}) })
 	})
-	switch {
-	case err != nil:
-		n.err = err
-	case errors.Is(sendErr, unix.EAGAIN):
-	case sendErr != nil:
-		n.err = sendErr
-	default:
-		n.early = sent == 1
+	if errors.Is(sendErr, unix.EAGAIN) {
+		return false, err
 	}
+	return count == 1, errors.Join(err, sendErr)
 }
 
 // Write writes one or more whole TLS records.

@@ -28,15 +28,15 @@ type Records struct {
 	early  bool   // the next record's first byte is on the wire already
 }
 
-// Nudge ends the stream as soon as its user has no request under way. It does
-// not wait for a write under way, so a caller repeats it.
+// Nudge ends the stream as soon as its user has no request under way. It never
+// blocks, neither for a write under way nor for a full buffer, so a caller
+// repeats it.
 func (r *Records) Nudge() {
 	r.draining.Store(true)
 	if r.mu.TryLock() {
 		defer r.mu.Unlock()
 		if r.app && r.left == 0 && len(r.header) == 0 && !r.early {
-			_, err := r.Dst.Write([]byte{tlsRecordType})
-			r.early = err == nil
+			r.early, _ = sendEarly(r.Dst) // an error shows at the next write
 		}
 	}
 }

@@ -114,6 +114,7 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	g.Go(func() error { p.relays.Run(ctx); return nil })
 	g.Go(func() error { return daemon.Ended(p.conn.FollowBucket(ctx, bus.BucketRelays, book.learn)) })
 	g.Go(func() error { return daemon.Ended(p.conn.FollowRevocations(ctx)) })
+	g.Go(func() error { return daemon.Ended(p.conn.KeepPlacements(ctx)) })
 	g.Go(func() error {
 		return daemon.Ended(p.id.Run(ctx, p.conn, func(err error) { p.log.Warn("certificate not renewed", "err", err) }))
 	})

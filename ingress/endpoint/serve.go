@@ -81,21 +81,23 @@ func (s *Set) homeward(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case now := <-tick.C:
-			for _, r := range s.strays(now) {
+			s.mu.Lock()
+			for _, r := range s.straysLocked(now, nil) {
 				r.Nudge()
 			}
+			s.mu.Unlock()
 		}
 	}
 }
 
-// strays returns the joined streams that should end when idle.
-func (s *Set) strays(now time.Time) []*securelink.Records {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// straysLocked returns the joined streams that should end when idle: all, or
+// those that came to one link.
+func (s *Set) straysLocked(now time.Time, via *link) []*securelink.Records {
 	var all []*securelink.Records
 	for _, l := range s.byLink {
 		for st := range l.streams {
-			if st.joined != nil && st.via.order.State == upstream.Open && now.After(st.via.failed) {
+			if st.joined != nil && (via == nil || st.via == via) &&
+				st.via.order.State == upstream.Open && !now.Before(st.via.failed) {
 				all = append(all, st.joined)
 			}
 		}

@@ -139,6 +139,9 @@ func (s *Set) orderLocked(l *link, o upstream.Order, now time.Time) bool {
 		if o.State == upstream.Open {
 			// What failed before it closed says nothing about now.
 			l.failed = time.Time{}
+			for _, r := range s.straysLocked(now, l) {
+				r.Nudge()
+			}
 		}
 		s.metrics.changes.WithLabelValues(o.State.String()).Inc()
 	}
