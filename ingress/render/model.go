@@ -113,7 +113,8 @@ type pool struct {
 	Workload  string
 	Port      uint16
 	Kind      string
-	Zone      int
+	Zone      string
+	ZoneSize  int // kB
 	Servers   []poolServer
 	Keepalive *keepalive
 }
