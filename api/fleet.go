@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opfield/availability/bus"
@@ -27,13 +28,16 @@ type FleetConfig struct {
 	Store   *bus.Store // node events are published through it
 	Members func() []identity.Member
 	Logger  *slog.Logger
+	// Registerer may be nil: no metrics.
+	Registerer prometheus.Registerer
 }
 
 // Fleet knows what every process tells, decides which nodes are offline and
 // publishes that.
 type Fleet struct {
-	cfg FleetConfig // fixed after NewFleet
-	hub hub
+	cfg   FleetConfig // fixed after NewFleet
+	hub   hub
+	nodes *prometheus.GaugeVec // number of nodes by state
 
 	mu         sync.Mutex
 	processes  map[identity.Name]seen           // guarded by mu
@@ -49,8 +53,13 @@ func NewFleet(cfg FleetConfig) (*Fleet, error) {
 	if cfg.Conn == nil || cfg.Store == nil || cfg.Members == nil || cfg.Logger == nil {
 		return nil, errors.New("fleet: connection, store, members and logger are required")
 	}
+	nodes := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "opfield_nodes", Help: "Nodes by liveness."}, []string{"state"})
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(nodes)
+	}
 	return &Fleet{
 		cfg:        cfg,
+		nodes:      nodes,
 		processes:  map[identity.Name]seen{},
 		placements: map[placement.ID]placement.Event{},
 		published:  map[string]bus.NodeEvent{},
@@ -140,6 +149,13 @@ func (f *Fleet) step(now time.Time, connected bool) []bus.NodeEvent {
 		}
 	}
 	f.verdicts = judge(now, f.heard, nodes, f.processes, before)
+	count := map[Liveness]int{Unseen: 0, Online: 0, NotReporting: 0, Offline: 0}
+	for _, v := range f.verdicts {
+		count[v.state]++
+	}
+	for state, n := range count {
+		f.nodes.WithLabelValues(string(state)).Set(float64(n))
+	}
 	var due []bus.NodeEvent
 	for _, node := range nodes {
 		v := f.verdicts[node]

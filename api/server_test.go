@@ -18,11 +18,14 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/opfield/availability/api"
 	"github.com/opfield/availability/bus"
@@ -174,9 +177,13 @@ func TestCerts(t *testing.T) { // RTE-13, SEC-3
 	nameless, namelessKey := pair(t, now.Add(-time.Hour), now.Add(time.Hour))
 	up := func(c, k string) api.CertUpload { return api.CertUpload{Certificate: c, Key: k} }
 	require.Empty(t, s.call("PUT", "/v1/certs/example.com", up(cert, key), nil))
-	stored, _, err := s.nats.Store.Get(t.Context(), bus.BucketCerts, "example.com")
-	require.NoError(t, err)
-	_, err = tls.X509KeyPair(stored, stored)
+	read := func() []byte {
+		all, err := s.nats.Controller.ReadBucket(t.Context(), bus.BucketCerts)
+		require.NoError(t, err)
+		return all["example.com"]
+	}
+	stored := read()
+	_, err := tls.X509KeyPair(stored, stored)
 	require.NoError(t, err)
 
 	for want, u := range map[string]api.CertUpload{
@@ -192,9 +199,7 @@ func TestCerts(t *testing.T) { // RTE-13, SEC-3
 	require.Equal(t, "CERT_INVALID certificate", s.call("PUT", "/v1/certs/example.com", up(cert+key, key), nil))
 	require.Equal(t, "CERT_INVALID certificate", s.call("PUT", "/v1/certs/example.com", up(cert+cert[:60], key), nil))
 	require.Equal(t, "CERT_NAME_INVALID name", s.call("PUT", "/v1/certs/..%2f", up(cert, key), nil))
-	again, _, err := s.nats.Store.Get(t.Context(), bus.BucketCerts, "example.com")
-	require.NoError(t, err)
-	require.Equal(t, stored, again, "what was good is kept")
+	require.Equal(t, stored, read(), "what was good is kept")
 
 	var list struct{ Certs []api.Cert }
 	require.Empty(t, s.call("GET", "/v1/certs", nil, &list))
@@ -235,6 +240,44 @@ func TestListen_OwnerOnly(t *testing.T) { // SEC-4
 	require.Equal(t, os.FileMode(0o600), st.Mode().Perm())
 	_, err = api.Listen(s.socket)
 	require.ErrorContains(t, err, "in use")
+
+	// Whatever the mode, another user is not admitted.
+	require.NoError(t, os.Chmod(s.socket, 0o666))
+	for _, dir := range []string{filepath.Dir(s.socket), filepath.Dir(filepath.Dir(s.socket))} {
+		require.NoError(t, os.Chmod(dir, 0o755))
+	}
+	require.Zero(t, os.Geteuid(), "this test needs root")
+	got := make(chan error, 1)
+	go func() { got <- callAs(65534, s.socket) }()
+	require.ErrorIs(t, <-got, io.EOF)
+	go func() { got <- callAs(0, s.socket) }()
+	require.NoError(t, <-got)
+}
+
+// callAs connects as another user and waits for an answer. It spoils its
+// thread, which ends with the goroutine.
+func callAs(uid uintptr, socket string) error {
+	runtime.LockOSThread()
+	keep := ^uintptr(0)
+	if _, _, errno := syscall.RawSyscall(syscall.SYS_SETRESUID, keep, uid, keep); errno != 0 {
+		return errno
+	}
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.Connect(fd, &unix.SockaddrUnix{Name: socket}); err != nil {
+		return err
+	}
+	if _, err := unix.Write(fd, []byte("GET /v1/tokens HTTP/1.1\r\nHost: x\r\n\r\n")); err != nil {
+		return io.EOF // already cut off
+	}
+	n, err := unix.Read(fd, make([]byte, 16))
+	if n <= 0 {
+		return io.EOF
+	}
+	return err
 }
 
 func TestStatusAndEvents(t *testing.T) { // LOS-1, API-3, EVT-5

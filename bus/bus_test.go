@@ -2,8 +2,10 @@ package bus_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -230,37 +232,48 @@ func TestFollowNodes(t *testing.T) {
 	require.Eventually(t, func() bool { return (<-events).State == bus.NodeOffline }, soon, poll)
 }
 
-func TestStatus(t *testing.T) {
+func TestStatus(t *testing.T) { // LOS-1
 	ca := identitytest.New(t)
 	srv := bustest.Start(t, ca)
-	node := srv.Conn(t, ca.Identity(t, identity.RoleNode, "a"))
-	got := make(chan bus.Status, 100)
-	bustest.Go(t, func(ctx context.Context) error {
-		return srv.Controller.FollowStatus(ctx, func(s bus.Status) { got <- s })
-	})
-	var mu sync.Mutex
-	docker := "ok"
-	bustest.Go(t, func(ctx context.Context) error {
-		return node.PublishStatus(ctx, func() bus.Status {
-			mu.Lock()
-			defer mu.Unlock()
-			return bus.Status{Version: "1", Node: &bus.NodeStatus{Docker: docker}}
+	for _, role := range []identity.Role{identity.RoleNode, identity.RoleRelay, identity.RoleIngress} {
+		c := srv.Conn(t, ca.Identity(t, role, "a"))
+		got := make(chan bus.Status, 100)
+		bustest.Go(t, func(ctx context.Context) error {
+			return srv.Controller.FollowStatus(ctx, func(s bus.Status) {
+				if s.Name.Role == role {
+					got <- s
+				}
+			})
 		})
-	})
-	s := <-got
-	require.Equal(t, "node/a", s.Name.String())
-	require.Equal(t, "ok", s.Node.Docker)
-	mu.Lock()
-	docker = "away"
-	mu.Unlock()
-	begin := time.Now()
-	require.Eventually(t, func() bool { return (<-got).Node.Docker == "away" }, soon, poll)
-	require.Less(t, time.Since(begin), time.Second)
+		var version atomic.Value
+		version.Store("1")
+		bustest.Go(t, func(ctx context.Context) error {
+			return c.PublishStatus(ctx, func() bus.Status { return bus.Status{Version: version.Load().(string)} })
+		})
+		s := <-got
+		require.Equal(t, string(role)+"/a", s.Name.String())
+		require.Equal(t, "1", s.Version)
+		version.Store("2")
+		begin := time.Now()
+		require.Eventually(t, func() bool { return (<-got).Version == "2" }, soon, poll)
+		require.Less(t, time.Since(begin), time.Second)
+	}
 }
 
 func TestSign_OverNATS(t *testing.T) { // SEC-1, DSC-2
 	ca := identitytest.New(t)
 	srv := bustest.Start(t, ca)
+	// The signer and its clients may live in different accounts.
+	for _, role := range []identity.Role{identity.RoleNode, identity.RoleRelay, identity.RoleIngress} {
+		id := ca.Identity(t, role, "x")
+		w, err := id.Workloads(srv.Conn(t, id))
+		require.NoError(t, err)
+		if err = w.Ensure(t.Context(), "shop"); role == identity.RoleNode {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, "only nodes serve workloads")
+		}
+	}
 	id := ca.Node(t, "a", identity.Grant{"shop"})
 	c := srv.Conn(t, id)
 	w, err := id.Workloads(c)
@@ -278,7 +291,9 @@ func TestRevocation_EndsOpenSessions(t *testing.T) { // SEC-1
 	bustest.Go(t, rc.FollowRevocations)
 	rev, err := ca.Revoke(id.Name())
 	require.NoError(t, err)
-	require.NoError(t, srv.Store.PutRevocation(t.Context(), rev))
+	value, err := json.Marshal(rev)
+	require.NoError(t, err)
+	require.NoError(t, srv.Store.Put(t.Context(), bus.BucketRevoked, "node.a", value))
 	require.NoError(t, srv.Identity.SetRevoked(ca.Revocations()))
 	require.Eventually(t, func() bool { return !c.Connected() }, soon, poll)
 	require.Never(t, c.Connected, 700*time.Millisecond, poll)

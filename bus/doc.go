@@ -1,13 +1,16 @@
 // Package bus owns everything about NATS: the embedded server with its
 // permissions, the connection, streams and buckets, and the messages on them.
 //
-// Two accounts keep writers apart. Everybody is in account OPFIELD, where the
-// health events live. The buckets and node events live in account
-// OPFIELD_STORE, into which only the controller's store identity can write;
-// the others read them through imports. One account would not do: the
-// acknowledgement of a publish goes to whatever reply subject the publisher
-// names, with the server's own rights, and so a node could overwrite a key of
-// a bucket without ever being allowed to publish there.
+// Three accounts keep writers apart. Nodes and the controller are in OPFIELD,
+// where the health events are stored. The buckets and node events live in
+// OPFIELD_STORE, into which only the controller's store identity can write.
+// Ingress nodes, relays and subscribers are in OPFIELD_READ, where nothing is
+// stored. What one needs of another account comes through imports. One account
+// would not do: the acknowledgement of a publish and the answer to a read go
+// to whatever reply subject the client names, with the server's own rights, so
+// a client could overwrite a key of a bucket, or another node's event, without
+// ever being allowed to publish there. What is left of that within OPFIELD,
+// an acknowledgement on another node's subject, KeepPlacements repairs.
 //
 // Nobody but the controller has a right on the JetStream API except to read
 // single streams by direct get; consumers are not used, because a consumer

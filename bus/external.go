@@ -13,32 +13,27 @@ import (
 // listeners, JetStream and a tls block with verify_and_map: true, and the
 // controller's CA as ca_file.
 func ExternalConfig(members []identity.Member) (string, error) {
-	var shared, store strings.Builder
-	shared.WriteString("    users: [\n")
-	store.WriteString("    users: [\n")
+	users := map[string]string{}
 	for _, m := range members {
 		if err := m.Name.Check(); err != nil {
 			return "", err
 		}
-		switch {
-		case m.Revoked:
-		case m.Name == identity.StoreName():
-			writeUser(&store, m)
-		default:
-			writeUser(&shared, m)
+		if !m.Revoked {
+			users[accountOf(m.Name)] += user(m)
 		}
 	}
-	shared.WriteString("    ]\n")
-	store.WriteString("    ]\n")
+	for account, list := range users {
+		users[account] = "    users: [\n" + list + "    ]\n"
+	}
 	return "# add: jetstream { store_dir: ... }\n" +
 		"# add: tls { cert_file: ..., key_file: ..., ca_file: <the controller's ca.crt>, verify_and_map: true, min_version: \"1.3\" }\n" +
-		accountsConfig(shared.String(), store.String()), nil
+		accountsConfig(users), nil
 }
 
-// writeUser maps the certificate by its DNS name.
-func writeUser(b *strings.Builder, m identity.Member) {
+// user maps the certificate by its DNS name.
+func user(m identity.Member) string {
 	r := rightsOf(m.Name, m.Grant)
-	fmt.Fprintf(b, "      { user: %q, permissions: { publish: { allow: [%s] }, subscribe: { allow: [%s] } } }\n",
+	return fmt.Sprintf("      { user: %q, permissions: { publish: { allow: [%s] }, subscribe: { allow: [%s] } } }\n",
 		m.Name.ServerName(), quoted(r.publish), quoted(r.subscribe))
 }
 

@@ -61,7 +61,7 @@ func (c *Conn) page(ctx context.Context, stream, filter string, from uint64) (ou
 		return nil, 0, false, err
 	}
 	defer sub.Unsubscribe()
-	if err := c.nc.PublishRequest(readSubject(stream), inbox, req); err != nil {
+	if err := c.nc.PublishRequest(readSubject(c.identity.Name(), stream), inbox, req); err != nil {
 		return nil, 0, false, err
 	}
 	for {

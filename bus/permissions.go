@@ -6,16 +6,19 @@ import (
 )
 
 // rights are the subjects an identity may publish and subscribe to.
-type rights struct{ publish, subscribe []string }
+type rights struct {
+	name               identity.Name
+	publish, subscribe []string
+}
 
 // rightsOf returns the least an identity needs. grant limits the workloads a
 // node announces; a grant with prefixes cannot be expressed as subjects, so
 // there the CA alone enforces it, by not signing the workload's certificate.
 func rightsOf(n identity.Name, grant identity.Grant) rights {
 	if n.Role == identity.RoleController {
-		return rights{publish: []string{">"}, subscribe: []string{">"}}
+		return rights{name: n, publish: []string{">"}, subscribe: []string{">"}}
 	}
-	r := rights{subscribe: []string{inboxPrefix(n) + ".>"}}
+	r := rights{name: n, subscribe: []string{inboxPrefix(n) + ".>"}}
 	if n.Role != identity.RoleSubscriber {
 		r.publish = append(r.publish, member(subjectStatus, n), member(subjectSign, n))
 		r.reads(BucketRelays)
@@ -49,11 +52,11 @@ func announces(node string, grant identity.Grant) []string {
 }
 
 func (r *rights) reads(bucket string) {
-	r.publish = append(r.publish, readSubject(kvStream(bucket)))
+	r.publish = append(r.publish, readSubject(r.name, kvStream(bucket)))
 	r.subscribe = append(r.subscribe, subjectChanged+bucket+".>")
 }
 
 func (r *rights) followsPlacements() {
-	r.publish = append(r.publish, readSubject(streamPlacements), readSubject(streamNodes))
+	r.publish = append(r.publish, readSubject(r.name, streamPlacements), readSubject(r.name, streamNodes))
 	r.subscribe = append(r.subscribe, subjectPlacements, subjectNodes+">")
 }

@@ -89,7 +89,7 @@ func TestPermissions(t *testing.T) { // SEC-2
 	}
 
 	sub := dial(t, srv, ca.Identity(t, identity.RoleSubscriber, "s"))
-	for _, s := range []string{"opfield.placement.v1.shop.s", "opfield.status.v1.subscriber.s", "opfield.read.KV_opfield_routes", "opfield.read.KV_opfield_certs", "$JS.API.CONSUMER.CREATE.OPFIELD_PLACEMENTS", "$JS.API.STREAM.MSG.DELETE.OPFIELD_PLACEMENTS"} {
+	for _, s := range []string{"opfield.placement.v1.shop.s", "opfield.status.v1.subscriber.s", "$JS.API.DIRECT.GET.OPFIELD_PLACEMENTS", "opfield.read.KV_opfield_routes", "opfield.read.KV_opfield_certs", "$JS.API.CONSUMER.CREATE.OPFIELD_PLACEMENTS", "$JS.API.STREAM.MSG.DELETE.OPFIELD_PLACEMENTS"} {
 		sub.refusedPublish(t, s, forged)
 	}
 	relay := dial(t, srv, ca.Identity(t, identity.RoleRelay, "r"))
@@ -140,17 +140,16 @@ func TestPermissions_RollupAndForeignReply(t *testing.T) { // SEC-2
 	// A reader copies a stored forgery to b's subject.
 	i := dial(t, srv, ca.Identity(t, identity.RoleIngress, "i"))
 	get := []byte(`{"seq":1,"next_by_subj":"opfield.placement.v1.shop.a","batch":5}`)
-	require.NoError(t, i.PublishRequest("$JS.API.DIRECT.GET.OPFIELD_PLACEMENTS", "opfield.placement.v1.shop.b", get))
+	require.NoError(t, i.PublishRequest("opfield.read.OPFIELD_PLACEMENTS", "opfield.placement.v1.shop.b", get))
 	require.NoError(t, a.Flush())
 	require.NoError(t, i.Flush())
 	publish(t, b, event("late", "b", 1, true))
 	require.Eventually(t, func() bool { return seen.counter("late", "b") == 1 }, soon, poll)
 	require.EqualValues(t, 1, seen.counter("shop", "b"))
 	for bucket, key := range map[string]string{bus.BucketRoutes: "shop", bus.BucketRelays: "r"} {
-		v, found, err := srv.Store.Get(t.Context(), bucket, key)
+		stored, err := srv.Controller.ReadBucket(t.Context(), bucket)
 		require.NoError(t, err)
-		require.True(t, found)
-		require.Equal(t, "good", string(v))
+		require.Equal(t, map[string][]byte{key: []byte("good")}, stored)
 	}
 	// What a new subscriber sees is repaired by b itself.
 	require.Eventually(t, func() bool {
@@ -161,7 +160,28 @@ func TestPermissions_RollupAndForeignReply(t *testing.T) { // SEC-2
 	s2 := srv.Conn(t, ca.Identity(t, identity.RoleSubscriber, "s2"))
 	bustest.Go(t, func(ctx context.Context) error { return s2.FollowPlacements(ctx, fresh.add) })
 	require.Eventually(t, func() bool { return fresh.counter("late", "b") == 1 }, soon, poll)
-	require.EqualValues(t, 1, fresh.counter("shop", "b"))
+	require.Eventually(t, func() bool { return fresh.counter("shop", "b") == 1 }, soon, poll)
+}
+
+// Those who only read cannot make the server write for them either.
+func TestPermissions_ReadersStoreNothing(t *testing.T) { // SEC-2
+	ca := identitytest.New(t)
+	srv := bustest.Start(t, ca)
+	b := srv.Conn(t, ca.Identity(t, identity.RoleNode, "b")) // it repairs nothing
+	publish(t, b, event("shop", "b", 1, true))
+	for _, role := range []identity.Role{identity.RoleIngress, identity.RoleSubscriber} {
+		p := dial(t, srv, ca.Identity(t, role, "x"))
+		get := []byte(`{"seq":1,"next_by_subj":"opfield.placement.v1.>","batch":5}`)
+		require.NoError(t, p.PublishRequest("opfield.read.OPFIELD_PLACEMENTS", "opfield.placement.v1.shop.b", get))
+		require.NoError(t, p.Flush())
+	}
+	relay := dial(t, srv, ca.Identity(t, identity.RoleRelay, "x"))
+	require.NoError(t, relay.PublishRequest("opfield.identity.v1.relay.x", "opfield.placement.v1.shop.b", nil))
+	require.NoError(t, relay.Flush())
+	require.Never(t, func() bool {
+		e, found, err := b.LastPlacement(t.Context(), placement.ID{Workload: "shop", Node: "b"})
+		return err != nil || !found || e.Sequence.Counter != 1
+	}, 500*time.Millisecond, 10*poll)
 }
 
 func TestServer_RefusesStrangers(t *testing.T) { // SEC-1

@@ -22,9 +22,13 @@ type request struct {
 	data []byte
 }
 
+// importedReply begins the reply subject of a request from another account.
+// The server makes it, and refuses it from clients.
+const importedReply = "_R_."
+
 // serve answers requests until ctx ends. It answers only to the private inbox
-// of the asking identity: the answer is sent with our rights, so any other
-// reply subject would lend them to the asker.
+// of the asking identity, or into the asker's own account: the answer is sent
+// with our rights, so any other reply subject would lend them to the asker.
 func (c *Conn) serve(ctx context.Context, prefix string, answer func(context.Context, request) ([]byte, error)) error {
 	msgs := make(chan *nats.Msg, serveQueue)
 	sub, err := c.nc.ChanSubscribe(prefix+">", msgs)
@@ -50,7 +54,7 @@ func (c *Conn) serve(ctx context.Context, prefix string, answer func(context.Con
 
 func (c *Conn) answerOne(ctx context.Context, prefix string, m *nats.Msg, answer func(context.Context, request) ([]byte, error)) {
 	from, err := memberOf(prefix, m.Subject)
-	if err != nil || !strings.HasPrefix(m.Reply, inboxPrefix(from)+".") {
+	if err != nil || !strings.HasPrefix(m.Reply, inboxPrefix(from)+".") && !strings.HasPrefix(m.Reply, importedReply) {
 		c.metrics.malformed.Inc()
 		return
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"strconv"
 	"sync"
 	"time"
@@ -18,9 +19,10 @@ import (
 
 const (
 	readyWithin  = 20 * time.Second // start with a large store
-	pingEvery    = 2 * time.Second  // both ends; a dead peer is found in
-	pingsOut     = 2                // 3 × pingEvery
-	authWithin   = 3 * time.Second  // TLS handshake and CONNECT
+	readyStep    = 100 * time.Millisecond
+	pingEvery    = 2 * time.Second // both ends; a dead peer is found in
+	pingsOut     = 2               // 3 × pingEvery
+	authWithin   = 3 * time.Second // TLS handshake and CONNECT
 	writeWithin  = 5 * time.Second
 	maxPayload   = 8 << 20 // the status of an ingress node with 10,000 links
 	maxStore     = 4 << 30
@@ -94,8 +96,12 @@ func (s *Server) URL() string {
 
 // Run serves until ctx ends. It runs once.
 func (s *Server) Run(ctx context.Context) error {
+	// Certificates of routes are in there, with their keys.
+	if err := os.MkdirAll(s.cfg.StoreDir, 0o700); err != nil {
+		return fmt.Errorf("nats server: %w", err)
+	}
 	opts := &server.Options{}
-	if err := opts.ProcessConfigString(accountsConfig("", "")); err != nil {
+	if err := opts.ProcessConfigString(accountsConfig(nil)); err != nil {
 		return fmt.Errorf("nats server: accounts: %w", err)
 	}
 	opts.ServerName = "opfield"
@@ -125,8 +131,15 @@ func (s *Server) Run(ctx context.Context) error {
 		ns.Shutdown() // graceful: the store is closed
 		ns.WaitForShutdown()
 	}()
-	if !ns.ReadyForConnections(readyWithin) {
-		return fmt.Errorf("nats server: not ready within %s: %s", readyWithin, log.lastFatal())
+	for begin := time.Now(); !ns.ReadyForConnections(readyStep); {
+		switch text := log.lastFatal(); {
+		case text != "":
+			return fmt.Errorf("nats server: %s", text)
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case time.Since(begin) > readyWithin:
+			return fmt.Errorf("nats server: not ready within %s", readyWithin)
+		}
 	}
 	close(s.ready)
 	return s.enforceRevocations(ctx)
@@ -152,11 +165,7 @@ func (s *Server) Check(c server.ClientAuthentication) bool {
 		delete(s.sessions, c.GetID())
 		return false
 	}
-	account := accountShared
-	if name == identity.StoreName() {
-		account = accountStore
-	}
-	acc, err := s.nats.LookupAccount(account)
+	acc, err := s.nats.LookupAccount(accountOf(name))
 	if err != nil {
 		return false
 	}

@@ -126,7 +126,10 @@ func (c *Conn) PublishStatus(ctx context.Context, status func() Status) error {
 			if err != nil {
 				return fmt.Errorf("encode status: %w", err)
 			}
-			if c.Connected() && c.nc.Publish(member(subjectStatus, s.Name), body) == nil {
+			if c.Connected() {
+				if err := c.nc.Publish(member(subjectStatus, s.Name), body); err != nil {
+					c.onError(nil, nil, fmt.Errorf("publish status: %w", err))
+				}
 				sent, sentAt = string(content), now
 			}
 		}

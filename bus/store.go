@@ -2,15 +2,12 @@ package bus
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"github.com/opfield/availability/identity"
 	"github.com/opfield/availability/placement"
 )
 
@@ -127,22 +124,6 @@ func (s *Store) Delete(ctx context.Context, bucket, key string) error {
 	return nil
 }
 
-// Get reads a key and reports whether it exists.
-func (s *Store) Get(ctx context.Context, bucket, key string) ([]byte, bool, error) {
-	kv, err := s.js.KeyValue(ctx, bucket)
-	if err != nil {
-		return nil, false, fmt.Errorf("read %s/%s: %w", bucket, key, err)
-	}
-	entry, err := kv.Get(ctx, key)
-	switch {
-	case errors.Is(err, jetstream.ErrKeyNotFound):
-		return nil, false, nil
-	case err != nil:
-		return nil, false, fmt.Errorf("read %s/%s: %w", bucket, key, err)
-	}
-	return entry.Value(), true, nil
-}
-
 // PublishNode stores and announces the liveness of a node.
 func (s *Store) PublishNode(ctx context.Context, e NodeEvent) error {
 	data, err := e.Marshal()
@@ -155,22 +136,4 @@ func (s *Store) PublishNode(ctx context.Context, e NodeEvent) error {
 		return fmt.Errorf("publish liveness of node %s: %w", e.Node, err)
 	}
 	return nil
-}
-
-// PutRevocation tells every process of a revocation.
-func (s *Store) PutRevocation(ctx context.Context, r identity.Revocation) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return s.Put(ctx, BucketRevoked, string(r.Name.Role)+"."+r.Name.ID, b)
-}
-
-// PutRelay tells every process where a relay listens.
-func (s *Store) PutRelay(ctx context.Context, r identity.RelayAddress) error {
-	b, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return s.Put(ctx, BucketRelays, r.ID, b)
 }

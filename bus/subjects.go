@@ -31,9 +31,22 @@ const (
 	subjectChanged    = "opfield.kv."      // every change of a bucket, without its value
 	subjectRead       = "opfield.read."    // direct get of a stream of the store account
 
-	accountShared = "OPFIELD"
-	accountStore  = "OPFIELD_STORE"
+	accountShared  = "OPFIELD"       // nodes and the controller
+	accountReaders = "OPFIELD_READ"  // ingress nodes, relays and subscribers
+	accountStore   = "OPFIELD_STORE" // the controller's store identity
 )
+
+// accountOf returns the account an identity lives in.
+func accountOf(n identity.Name) string {
+	switch {
+	case n == identity.StoreName():
+		return accountStore
+	case n.Role == identity.RoleController, n.Role == identity.RoleNode:
+		return accountShared
+	default:
+		return accountReaders
+	}
+}
 
 func kvStream(bucket string) string { return "KV_" + bucket }
 
@@ -49,10 +62,12 @@ func memberOf(prefix, subject string) (identity.Name, error) {
 	return n, n.Check()
 }
 
-// readSubject returns where a direct get of a stream is sent.
-func readSubject(stream string) string {
-	if stream == streamPlacements {
-		return "$JS.API.DIRECT.GET." + stream
+const directGet = "$JS.API.DIRECT.GET."
+
+// readSubject returns where n sends a direct get of a stream.
+func readSubject(n identity.Name, stream string) string {
+	if stream == streamPlacements && accountOf(n) == accountShared {
+		return directGet + stream
 	}
 	return subjectRead + stream
 }
@@ -66,30 +81,60 @@ func storeStreams() []string {
 	return out
 }
 
-// accountsConfig is the accounts block of a nats-server configuration; users
-// may be empty (embedded: they follow from certificates).
-func accountsConfig(sharedUsers, storeUsers string) string {
-	var imports, exports strings.Builder
+// account is one account of a nats-server configuration.
+type account struct {
+	jetStream        string
+	imports, exports strings.Builder
+}
+
+func (a *account) exportStream(subject string) {
+	fmt.Fprintf(&a.exports, "      { stream: %q }\n", subject)
+}
+
+func (a *account) exportService(subject string) {
+	fmt.Fprintf(&a.exports, "      { service: %q, response_type: stream }\n", subject)
+}
+
+func (a *account) importStream(from, subject string) {
+	fmt.Fprintf(&a.imports, "      { stream: { account: %s, subject: %q } }\n", from, subject)
+}
+
+func (a *account) importService(from, subject, to string) {
+	fmt.Fprintf(&a.imports, "      { service: { account: %s, subject: %q }, to: %q }\n", from, subject, to)
+}
+
+// accountsConfig is the accounts block of a nats-server configuration. users
+// has the users of each account; embedded, they follow from certificates.
+func accountsConfig(users map[string]string) string {
+	store, shared, readers := &account{jetStream: "enabled"}, &account{jetStream: "enabled"}, &account{jetStream: "disabled"}
 	for _, s := range []string{subjectChanged + ">", subjectNodes + ">"} {
-		fmt.Fprintf(&exports, "      { stream: %q }\n", s)
-		fmt.Fprintf(&imports, "      { stream: { account: %s, subject: %q } }\n", accountStore, s)
+		store.exportStream(s)
+		shared.importStream(accountStore, s)
+		readers.importStream(accountStore, s)
 	}
 	for _, s := range storeStreams() {
-		get := "$JS.API.DIRECT.GET." + s
-		fmt.Fprintf(&exports, "      { service: %q, response_type: stream }\n", get)
-		fmt.Fprintf(&imports, "      { service: { account: %s, subject: %q }, to: %q }\n", accountStore, get, subjectRead+s)
+		store.exportService(directGet + s)
+		shared.importService(accountStore, directGet+s, subjectRead+s)
+		readers.importService(accountStore, directGet+s, subjectRead+s)
 	}
-	return fmt.Sprintf(`accounts {
-  %s: {
-    jetstream: enabled
-    imports: [
-%s    ]
-%s  }
-  %s: {
-    jetstream: enabled
-    exports: [
-%s    ]
-%s  }
-}
-`, accountShared, imports.String(), sharedUsers, accountStore, exports.String(), storeUsers)
+	shared.exportStream(subjectPlacements)
+	readers.importStream(accountShared, subjectPlacements)
+	shared.exportService(directGet + streamPlacements)
+	readers.importService(accountShared, directGet+streamPlacements, subjectRead+streamPlacements)
+	shared.exportService(subjectSign + ">")
+	readers.importService(accountShared, subjectSign+">", subjectSign+">")
+	readers.exportStream(subjectStatus + ">")
+	shared.importStream(accountReaders, subjectStatus+">")
+
+	var out strings.Builder
+	out.WriteString("accounts {\n")
+	for _, a := range []struct {
+		name string
+		*account
+	}{{accountShared, shared}, {accountReaders, readers}, {accountStore, store}} {
+		fmt.Fprintf(&out, "  %s: {\n    jetstream: %s\n    imports: [\n%s    ]\n    exports: [\n%s    ]\n%s  }\n",
+			a.name, a.jetStream, a.imports.String(), a.exports.String(), users[a.name])
+	}
+	out.WriteString("}\n")
+	return out.String()
 }

@@ -2,7 +2,6 @@ package identity
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"slices"
@@ -100,20 +99,4 @@ func (i *Identity) notRevoked(cs tls.ConnectionState, name Name) error {
 		return fmt.Errorf("%w: %s is revoked", ErrPeer, name)
 	}
 	return nil
-}
-
-// Verify checks a certificate chain end outside of a handshake.
-func (i *Identity) Verify(cert *x509.Certificate) (Name, error) {
-	opts := x509.VerifyOptions{Roots: i.pool, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
-	if _, err := cert.Verify(opts); err != nil {
-		return Name{}, fmt.Errorf("%w: %w", ErrPeer, err)
-	}
-	name, err := CertificateName(cert)
-	if err != nil {
-		return Name{}, err
-	}
-	if i.Revoked(cert) {
-		return Name{}, fmt.Errorf("%w: %s is revoked", ErrPeer, name)
-	}
-	return name, nil
 }

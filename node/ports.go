@@ -51,10 +51,20 @@ func (a *Agent) watchPortsLocked(ctx context.Context, helpers *sync.WaitGroup, s
 
 func (a *Agent) startProbe(ctx context.Context, helpers *sync.WaitGroup, key probeKey) *probe {
 	ctx, cancel := context.WithCancel(ctx)
-	p := &probe{addr: key.addr, passive: key.passive, kick: make(chan struct{}, 1), cancel: cancel}
+	twin := key
+	twin.passive = !key.passive
+	state := discovery.PortUnknown
+	if former := a.probes[twin]; former != nil {
+		// The health check was relied on so far: the port counts as open until
+		// the first look, a moment from now, says otherwise.
+		if state = former.state; state == discovery.PortUnknown && !key.passive {
+			state = discovery.PortOpen
+		}
+	}
+	p := &probe{state: state, addr: key.addr, passive: key.passive, kick: make(chan struct{}, 1), cancel: cancel}
 	helpers.Go(func() {
 		defer cancel()
-		p.run(ctx, func(state discovery.PortState) {
+		p.run(ctx, state, func(state discovery.PortState) {
 			a.mu.Lock()
 			p.state = state
 			a.mu.Unlock()

@@ -24,8 +24,7 @@ type probe struct {
 }
 
 // run probes until the context ends and tells every change of the state.
-func (p *probe) run(ctx context.Context, changed func(discovery.PortState)) {
-	state := discovery.PortUnknown
+func (p *probe) run(ctx context.Context, state discovery.PortState, changed func(discovery.PortState)) {
 	wait, timeouts := time.Duration(0), 0
 	since := time.Now() // of being not open
 	if p.passive {

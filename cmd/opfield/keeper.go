@@ -15,7 +15,7 @@ import (
 
 const (
 	keepEvery  = 30 * time.Second
-	keepAgain  = time.Second // after an error
+	keepAgain  = 300 * time.Millisecond // after an error
 	keepWithin = 20 * time.Second
 )
 
@@ -72,8 +72,11 @@ func (k *keeper) round(ctx context.Context) error {
 	if !k.conn.Connected() {
 		return bus.ErrNotConnected
 	}
-	if err := errors.Join(bus.EnsureStreams(ctx, k.conn), k.store.Ensure(ctx)); err != nil {
-		return err
+	// A round that failed may mean that NATS lost its store.
+	if !k.good.Load() {
+		if err := errors.Join(bus.EnsureStreams(ctx, k.conn), k.store.Ensure(ctx)); err != nil {
+			return err
+		}
 	}
 	revoked := map[string]any{}
 	for _, r := range k.ca.Revocations() {

@@ -13,13 +13,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/alecthomas/kong"
-)
 
-// version is set by the linker.
-var version = "dev"
+	"github.com/opfield/availability/cmd/internal/daemon"
+)
 
 const (
 	exitFailed = 1
@@ -33,6 +33,7 @@ type app struct {
 	JSON   bool            `help:"Print JSON."`
 
 	Serve    serveCmd    `cmd:"" help:"Run the controller."`
+	Join     joinCmd     `cmd:"" help:"Exchange a token for an identity."`
 	Token    tokenCmd    `cmd:"" help:"Join tokens."`
 	Route    routeCmd    `cmd:"" help:"Routes."`
 	Cert     certCmd     `cmd:"" help:"Certificates of routes."`
@@ -78,7 +79,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 		kong.Name("opfield"),
 		kong.Description("High availability for workloads on plain Docker hosts."),
 		kong.DefaultEnvars("OPFIELD"),
-		kong.Configuration(loadConfig),
+		kong.Configuration(daemon.LoadConfig),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(c int) { panic(exit(c)) }),
 		kong.UsageOnError(),
@@ -113,12 +114,28 @@ type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
+// version returns what the build recorded: the module's version and, for a
+// build from a work tree, the revision.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	v := info.Main.Version
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && (v == "" || v == "(devel)") {
+			return s.Value
+		}
+	}
+	return v
+}
+
 type versionCmd struct{}
 
 func (versionCmd) Run(s *session) error {
 	if s.json {
-		return s.printJSON(map[string]string{"version": version})
+		return s.printJSON(map[string]string{"version": version()})
 	}
-	_, err := fmt.Fprintln(s.out, version)
+	_, err := fmt.Fprintln(s.out, version())
 	return err
 }

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"github.com/stretchr/testify/require"
 
 	"github.com/opfield/availability/api"
@@ -181,6 +182,8 @@ func TestController_EndToEnd(t *testing.T) { // SEC-1, API-3, DSC-2
 	c.must("cert", "add", "example.com", "--cert", node.CertFile(), "--key", node.KeyFile())
 	require.Contains(t, c.must("cert", "list"), "example.com")
 
+	c.plainClient()
+
 	// After a restart everything is as it was, and the node is back by itself.
 	c.stop()
 	c.start()
@@ -209,6 +212,51 @@ func TestController_EndToEnd(t *testing.T) { // SEC-1, API-3, DSC-2
 	b, err := io.ReadAll(resp.Body)
 	require.NoError(t, err)
 	require.Contains(t, string(b), "opfield_nats_connected 1")
+	require.Contains(t, string(b), `opfield_nodes{state="online"} 0`)
+}
+
+func TestServe_WithoutItsNATS(t *testing.T) { // LNK-8, API-3
+	c := &controller{t: t, dir: t.TempDir(), listen: freeAddr(t), stat: freeAddr(t)}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan int, 1)
+	log := &syncBuffer{}
+	args := []string{"serve", "--state-dir", c.dir, "--socket", c.socket(), "--listen", c.listen, "--metrics", c.stat, "--name", "127.0.0.1", "--nats-url", "tls://" + freeAddr(t)}
+	go func() { done <- run(ctx, args, io.Discard, log) }()
+	require.Eventually(t, func() bool { code, _, _ := c.cli("identity", "list"); return code == 0 }, soon, poll)
+	config := c.must("nats", "config") // what the cluster needs before it can be reached
+	require.Contains(t, config, "main.controller.opfield.internal")
+	require.Contains(t, config, "store.controller.opfield.internal")
+	c.must("token", "create", "--role", "node")
+	require.Contains(t, c.must("status"), "not connected")
+	code, _, talk := c.cli("route", "add", "r", "--host", "a.example", "--workload", "w", "--port", "80")
+	require.Equal(t, exitFailed, code)
+	require.Contains(t, talk, "NATS cannot be reached")
+	resp, err := http.Get("http://" + c.stat + "/readyz")
+	require.NoError(t, err)
+	resp.Body.Close()
+	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	cancel()
+	require.Zero(t, <-done, log.String())
+}
+
+// plainClient does what docs/events.md says about the plain NATS client.
+func (c *controller) plainClient() { // EVT-5
+	c.t.Helper()
+	file := write(c.t, c.must("token", "create", "--role", "subscriber", "--id", "my-reader"))
+	dir := c.t.TempDir()
+	c.must("join", "--id", "my-reader", "--controller", c.listen, "--identity-dir", dir, "--token-file", file)
+	nc, err := nats.Connect("tls://"+c.nats, nats.RootCAs(dir+"/ca.crt"), nats.ClientCert(dir+"/identity.crt", dir+"/identity.key"),
+		nats.CustomInboxPrefix("_INBOX.subscriber.my-reader"))
+	require.NoError(c.t, err)
+	defer nc.Close()
+	_, err = nc.SubscribeSync("opfield.placement.v1.>")
+	require.NoError(c.t, err)
+	m, err := nc.Request("opfield.read.OPFIELD_PLACEMENTS", []byte(`{"seq":1,"next_by_subj":"opfield.placement.v1.>","batch":1000}`), soon)
+	require.NoError(c.t, err)
+	require.Equal(c.t, "opfield.placement.v1.shop.node-1", m.Header.Get("Nats-Subject"))
+	_, err = placement.UnmarshalEvent(m.Data)
+	require.NoError(c.t, err)
+	require.NoError(c.t, nc.LastError())
 }
 
 func TestRun_ExitCodes(t *testing.T) { // API-3

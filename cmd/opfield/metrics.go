@@ -8,23 +8,14 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-
-	"github.com/opfield/availability/identity"
 )
 
 const metricsWithin = 10 * time.Second
 
 // serveMetrics answers /metrics, /healthz (the process runs) and /readyz (its
 // streams are up to date) on ln until ctx ends. (OBS-1)
-func serveMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, k *keeper, id *identity.Identity) error {
-	reg.MustRegister(
-		collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
-		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "opfield_certificate_expiry_timestamp_seconds", Help: "When the certificate of this process ends."},
-			func() float64 { return float64(id.Expires().Unix()) }),
-	)
+func serveMetrics(ctx context.Context, ln net.Listener, reg *prometheus.Registry, k *keeper) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })

@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opfield/availability/api"
 	"github.com/opfield/availability/bus"
+	"github.com/opfield/availability/cmd/internal/daemon"
 	"github.com/opfield/availability/identity"
 )
 
@@ -91,6 +91,9 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	if err != nil {
 		return err
 	}
+	if len(c.Name) == 0 {
+		log.Warn("no --name given; others are told the addresses of this host", "names", strings.Join(c.names(), " "))
+	}
 	main, err := ca.Local(filepath.Join(c.StateDir, "identity"), identity.ControllerName(), boot, c.names())
 	if err != nil {
 		return err
@@ -125,7 +128,7 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 		return err
 	}
 	defer func() { err = errors.Join(err, stopNATS()) }() // after its clients
-	reg := prometheus.NewRegistry()
+	reg := daemon.NewRegistry(main)
 	conn, err := bus.Connect(bus.Config{URLs: urls, Identity: main, Logger: log, Registerer: reg})
 	if err != nil {
 		return err
@@ -136,7 +139,7 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 		return err
 	}
 	defer store.Close()
-	fleet, err := api.NewFleet(api.FleetConfig{Conn: conn, Store: store, Members: ca.Members, Logger: log})
+	fleet, err := api.NewFleet(api.FleetConfig{Conn: conn, Store: store, Members: ca.Members, Logger: log, Registerer: reg})
 	if err != nil {
 		return err
 	}
@@ -164,8 +167,8 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	g.Go(func() error { return conn.AnswerLast(ctx) })
 	g.Go(func() error { return main.Run(ctx, ca, report) })
 	g.Go(func() error { return writer.Run(ctx, ca, report) })
-	g.Go(func() error { return serveMetrics(ctx, metricsLn, reg, keeper, main) })
-	log.Info("serving", "join", joinLn.Addr().String(), "nats", strings.Join(urls, " "), "socket", socket, "version", version)
+	g.Go(func() error { return serveMetrics(ctx, metricsLn, reg, keeper) })
+	log.Info("serving", "join", joinLn.Addr().String(), "nats", strings.Join(urls, " "), "socket", socket, "version", version())
 	return g.Wait()
 }
 

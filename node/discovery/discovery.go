@@ -212,7 +212,7 @@ func (c Container) state(spec Spec) (placement.State, string) {
 		return placement.StateUnhealthy, c.Suspect
 	}
 	if !c.Addr.IsValid() {
-		return placement.StateUnhealthy, "it has no network address"
+		return placement.StateStarting, "it has no network address yet"
 	}
 	switch c.Health {
 	case Checking:

@@ -66,7 +66,7 @@ func TestFold(t *testing.T) { // DSC-1, RDY-1
 		{name: "restarting", containers: []discovery.Container{web(status(discovery.Restarting))}, want: "serving starting false "},
 		{name: "killed", containers: []discovery.Container{web(status(discovery.Stopped))}, want: "serving stopped false "},
 		{name: "suspect", containers: []discovery.Container{web(func(c *discovery.Container) { c.Suspect = "out of memory" })}, want: "serving unhealthy false ", reason: "out of memory"},
-		{name: "no address", containers: []discovery.Container{web(func(c *discovery.Container) { c.Addr = netip.Addr{} })}, want: "serving unhealthy false "},
+		{name: "no address", containers: []discovery.Container{web(func(c *discovery.Container) { c.Addr = netip.Addr{} })}, want: "serving starting false "},
 		{name: "stopping still answers", containers: []discovery.Container{web(stopping)}, want: "draining running true 10.0.0.1:80"},
 		{name: "stopped", containers: []discovery.Container{web(stopping, status(discovery.Stopped))}, want: "stopped stopped false "},
 		{name: "standby takes nothing", containers: []discovery.Container{web(standby)}, want: "standby running true "},

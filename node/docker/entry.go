@@ -92,7 +92,9 @@ func (e *entry) apply(m events.Message, now time.Time) time.Duration {
 }
 
 // learn takes the engine's answer and reports whether it says anything new.
-func (e *entry) learn(i inspection, now time.Time) bool {
+// lost is when the engine went away last: what its health check found before
+// does not count.
+func (e *entry) learn(i inspection, lost, now time.Time) bool {
 	before, started := e.c, e.startedAt
 	f := i.found
 	if f.ContainerJSONBase == nil || f.State == nil || f.Config == nil {
@@ -113,7 +115,7 @@ func (e *entry) learn(i inspection, now time.Time) bool {
 	if e.stopSignal = parseSignal(f.Config.StopSignal); e.stopSignal == 0 {
 		e.stopSignal = syscall.SIGTERM
 	}
-	e.c.Health = health(f, e.startedAt)
+	e.c.Health = health(f, e.startedAt, lost)
 	if !now.Before(e.hold) {
 		e.c.Suspect = ""
 	}
@@ -172,8 +174,10 @@ func status(state string) discovery.Status {
 }
 
 // health reads the result of the health check. One from before the present
-// start does not count.
-func health(f container.InspectResponse, startedAt time.Time) discovery.Health {
+// start does not count. A good one from before the engine went away does not
+// count either: then the port decides until there is a new one, because the
+// engine (20.10 with live-restore) may never check again.
+func health(f container.InspectResponse, startedAt, lost time.Time) discovery.Health {
 	check := f.Config.Healthcheck
 	if check == nil || len(check.Test) == 0 || check.Test[0] == "NONE" {
 		return discovery.NoCheck
@@ -184,6 +188,8 @@ func health(f container.InspectResponse, startedAt time.Time) discovery.Health {
 	}
 	if n := len(h.Log); n > 0 && h.Log[n-1] != nil && h.Log[n-1].Start.Before(startedAt) {
 		return discovery.Checking
+	} else if n > 0 && h.Log[n-1] != nil && h.Log[n-1].Start.Before(lost) && h.Status == container.Healthy {
+		return discovery.NoCheck
 	}
 	switch h.Status {
 	case container.Healthy:

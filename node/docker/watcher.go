@@ -63,7 +63,7 @@ type Watcher struct {
 	config Config
 
 	// The inbox of Run. Senders wait, because Run never waits for them.
-	connected chan error // nil: the event stream is open; else it broke
+	connected chan error // nil: the event stream is being opened; else it broke
 	events    chan events.Message
 	listed    chan list
 	inspected chan inspection
@@ -77,6 +77,7 @@ type Watcher struct {
 	listAgain bool
 	all       bool // the next list inspects every container
 	err       error
+	lost      time.Time // the last break of the stream: the engine went away
 	changed   bool
 }
 
@@ -113,8 +114,10 @@ func (w *Watcher) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case err := <-w.connected:
-			w.setErr(err)
-			if err == nil {
+			if err != nil {
+				w.lost = time.Now()
+				w.setErr(err)
+			} else { // the answer to the list tells whether the engine is there
 				w.all = true
 				w.list(ctx, &wg)
 			}
@@ -163,6 +166,11 @@ func (w *Watcher) streamOnce(ctx context.Context) error {
 	// Since closes the gap between the engine's answer and its subscription:
 	// it replays what happened meanwhile, in order.
 	now := time.Now()
+	// The engine answers with the first event only (20.10), so the list cannot
+	// wait for it: it is asked for now.
+	if !send(ctx, w.connected, nil) {
+		return ctx.Err()
+	}
 	messages, errs := w.config.Engine.Events(ctx, events.ListOptions{
 		Since: fmt.Sprintf("%d.%09d", now.Unix(), now.Nanosecond()),
 		Filters: filters.NewArgs(
@@ -174,14 +182,6 @@ func (w *Watcher) streamOnce(ctx context.Context) error {
 			filters.Arg("event", "connect"), filters.Arg("event", "disconnect"),
 		),
 	})
-	select { // Events returns when the engine answered; a refusal is there already
-	case err := <-errs:
-		return err
-	default:
-	}
-	if !send(ctx, w.connected, nil) {
-		return ctx.Err()
-	}
 	for {
 		select {
 		case m := <-messages:
@@ -336,7 +336,7 @@ func (w *Watcher) learn(ctx context.Context, wg *sync.WaitGroup, i inspection) {
 	case i.version != e.version:
 		again = true // something happened after the question
 	default:
-		if e.learn(i, time.Now()) {
+		if e.learn(i, w.lost, time.Now()) {
 			w.changed = true
 		}
 	}

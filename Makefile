@@ -1,0 +1,59 @@
+# make demo   a small cluster on this machine, under load, with one node cut off
+# make test   everything: unit, golden, race, short fuzz, end to end (needs root)
+# make check  the quick gates: format, vet, architecture, unit tests with -race
+# make bench  throughput and latency beside direct and HAProxy (needs root)
+#
+# On a bare Debian 12 the targets install what is missing from the distribution.
+
+GO       ?= go
+FUZZTIME ?= 5s
+E2E      := ./e2e/...
+UNIT     = $(shell $(GO) list ./... | grep -v -e /e2e)
+VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo dev)
+
+.PHONY: build setup demo test check unit fuzz e2e bench fmt vet staticcheck clean
+
+build:
+	$(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/ ./cmd/...
+
+setup:
+	./e2e/install.sh
+
+demo: setup build
+	./bin/opfield demo $(if $(ONCE),--once)
+
+test: setup fmt vet staticcheck unit fuzz e2e
+
+check: fmt vet staticcheck unit
+
+unit:
+	$(GO) test -race -timeout 10m $(UNIT)
+
+# Every fuzz test of the module, each for FUZZTIME.
+fuzz:
+	@grep -rlE '^func Fuzz' --include='*_test.go' . | xargs -r -n1 dirname | sort -u | while read -r dir; do \
+	  for name in $$(grep -hoE '^func Fuzz[A-Za-z0-9_]*' "$$dir"/*_test.go | cut -c6-); do \
+	    echo "fuzz $$dir $$name"; \
+	    $(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$dir" || exit 1; \
+	  done; \
+	done
+
+# One package at a time: they share the machine's two or more cores.
+e2e:
+	$(GO) test -count=1 -p 1 -timeout 60m $(E2E)
+
+bench: setup
+	OPFIELD_BENCH=1 $(GO) test -count=1 -v -timeout 60m -run '^TestBench' ./e2e/bench
+
+fmt:
+	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not formatted:"; echo "$$out"; exit 1; fi
+
+vet:
+	$(GO) vet ./...
+
+# Pinned in go.mod as a tool; nothing is downloaded that go.sum does not name.
+staticcheck:
+	@if $(GO) tool -n staticcheck >/dev/null 2>&1; then $(GO) tool staticcheck ./...; else echo "staticcheck is not pinned in go.mod yet"; fi
+
+clean:
+	rm -rf bin
