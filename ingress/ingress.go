@@ -39,9 +39,6 @@ func New(c Config) (*Ingress, error) {
 	}
 	c.Apply.Include = c.Render.Include
 	c.Apply.RunDir, c.Apply.LogDir, c.Apply.SocketDir = c.Render.RunDir, c.Render.LogDir, c.Render.SocketDir
-	if c.Apply.Logger == nil {
-		c.Apply.Logger = c.Logger
-	}
 	if _, err := render.New(c.Render); err != nil {
 		return nil, err
 	}

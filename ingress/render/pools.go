@@ -56,7 +56,7 @@ func (m *model) pools(routes []upstream.Route, services map[string]upstream.Serv
 			return err
 		}
 		if len(primaries) == 0 {
-			primaries = []netip.AddrPort{netip.AddrPortFrom(nothing, m.EndpointPort)}
+			primaries = []netip.AddrPort{netip.AddrPortFrom(nothing(), m.EndpointPort)}
 		}
 		u := uses[serviceKey(s.Workload, s.Port)]
 		repeatable := newPool(s, "r", lines(primaries, " max_fails=0"), lines(backups, " max_fails=0 backup"))
