@@ -326,6 +326,21 @@ func TestPath_EndpointStates(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "b", got)
 
+	// Back home: nginx must not keep the stream that leads to b. What is
+	// under way goes on: the rest of the record follows the early byte.
+	p.apply(order(a, upstream.Open, b), order(b, upstream.Open, a))
+	_, err = fmt.Fprint(c, "GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+	require.NoError(t, err)
+	resp, err := http.ReadResponse(bufio.NewReader(c), nil)
+	require.NoError(t, err)
+	_, err = io.ReadAll(resp.Body)
+	require.NoError(t, err)
+	var first [1]byte
+	n, err := c.NetConn().Read(first[:])
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.Equal(t, byte(0x17), first[0])
+
 	// The node itself refuses a link that does not serve, whatever the
 	// ingress node believes.
 	standby := serving(b)

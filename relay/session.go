@@ -94,7 +94,7 @@ func reason(err error) string {
 		return "revoked"
 	case errors.Is(err, securelink.ErrFrame):
 		return "malformed"
-	case errors.As(err, &ne) && ne.Timeout():
+	case errors.Is(err, securelink.ErrUnreachable), errors.As(err, &ne) && ne.Timeout():
 		return "unreachable"
 	default:
 		return "closed"
@@ -146,7 +146,7 @@ func (s *Server) greet(ctx context.Context, conn *net.TCPConn, first byte) (*ses
 	}
 	sess := &session{
 		peer: peer, cert: t.ConnectionState().PeerCertificates[0], hello: hello, since: time.Now(),
-		control:    securelink.NewControl(t),
+		control:    securelink.NewControl(t, conn),
 		opens:      rate.NewLimiter(rate.Limit(s.cfg.MaxPeerOpenRate), int(s.cfg.MaxPeerOpenRate)),
 		links:      map[placement.LinkID]struct{}{},
 		tokens:     map[securelink.Token]struct{}{},

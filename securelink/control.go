@@ -15,6 +15,10 @@ import (
 // answered for DeadAfter.
 var ErrSilent = errors.New("peer does not answer")
 
+// ErrUnreachable ends a control connection whose peer's host has acknowledged
+// nothing for UserTimeout although data was waiting for it.
+var ErrUnreachable = errors.New("peer's host does not acknowledge")
+
 // errQueue ends a control connection whose peer does not read.
 var errQueue = errors.New("peer does not read: queue full")
 
@@ -27,6 +31,7 @@ const queueSize = 256
 // use it.
 type Control struct {
 	conn  net.Conn
+	tcp   *net.TCPConn // below conn
 	start time.Time
 
 	queue   chan []byte
@@ -39,10 +44,12 @@ type Control struct {
 	err error // why the connection was given up from outside Run
 }
 
-// NewControl wraps an established control connection.
-func NewControl(conn net.Conn) *Control {
+// NewControl wraps an established control connection; tcp is what lies below
+// its TLS.
+func NewControl(conn net.Conn, tcp *net.TCPConn) *Control {
 	return &Control{
 		conn:   conn,
+		tcp:    tcp,
 		start:  time.Now(),
 		queue:  make(chan []byte, queueSize),
 		notify: make(chan struct{}, 1),
@@ -155,6 +162,7 @@ func (c *Control) write(ctx context.Context, flush func([]byte) []byte) error {
 	defer tick.Stop()
 	var buf []byte
 	var pinged time.Duration
+	var waiting time.Duration // when everything sent was last seen acknowledged
 	if flush != nil {
 		c.Notify()
 	}
@@ -182,6 +190,11 @@ func (c *Control) write(ctx context.Context, flush func([]byte) []byte) error {
 			silent := now - time.Duration(c.heard.Load())
 			if silent >= DeadAfter {
 				return ErrSilent
+			}
+			if outstanding, acked := unacknowledged(c.tcp); !outstanding {
+				waiting = now
+			} else if now-waiting >= UserTimeout && acked >= UserTimeout {
+				return ErrUnreachable
 			}
 			if silent >= PingAfter && now-pinged >= PingAfter {
 				pinged = now

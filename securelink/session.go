@@ -63,7 +63,7 @@ func connect(ctx context.Context, cfg PeerConfig) (*session, error) {
 	}
 	s := &session{
 		cfg:       cfg,
-		control:   NewControl(t),
+		control:   NewControl(t, tcp),
 		tls:       t,
 		welcome:   welcome,
 		addr:      tcp.RemoteAddr().String(),

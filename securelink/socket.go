@@ -36,6 +36,23 @@ func keepalive(c *net.TCPConn, userTimeout time.Duration, ka net.KeepAliveConfig
 	return errors.Join(err, opt, c.SetKeepAliveConfig(ka))
 }
 
+// unacknowledged reports whether sent data waits for its acknowledgement, and
+// how long ago the last one came in (TCP_INFO). The kernel's own timer starts
+// with the first retransmission and may be 0.4 s late; a promise needs better.
+func unacknowledged(c *net.TCPConn) (waiting bool, acked time.Duration) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return false, 0
+	}
+	var info *unix.TCPInfo
+	if err := raw.Control(func(fd uintptr) {
+		info, _ = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
+	}); err != nil || info == nil {
+		return false, 0
+	}
+	return info.Unacked > 0, time.Duration(info.Last_ack_recv) * time.Millisecond
+}
+
 // Abort closes c with a reset instead of an end of stream.
 func Abort(c *net.TCPConn) {
 	_ = c.SetLinger(0)

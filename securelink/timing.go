@@ -5,9 +5,9 @@ import "time"
 // All timing of the protocol. A host that became unreachable is noticed by
 // either end of a control session after at most
 //
-//	PingAfter + tick + UserTimeout = 1.0 s + 0.1 s + 2.0 s = 3.1 s
+//	PingAfter + Tick + UserTimeout + Tick = 1.0 s + 0.1 s + 2.0 s + 0.1 s = 3.2 s
 //
-// which leaves 0.4 s of the promised 3.5 s for a busy machine. A process that
+// which leaves 0.3 s of the promised 3.5 s for a busy machine. A process that
 // hangs while its kernel still acknowledges is given DeadAfter.
 const (
 	// PingAfter is the silence after which a ping is sent.

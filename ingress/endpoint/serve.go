@@ -10,6 +10,7 @@ import (
 
 	"github.com/opfield/availability/placement"
 	"github.com/opfield/availability/securelink"
+	"github.com/opfield/availability/upstream"
 )
 
 // The limits of LNK-1 and LNK-4. nginx's proxy_connect_timeout, which also
@@ -21,7 +22,7 @@ const (
 	skipFor     = time.Second            // a link whose attempt failed
 	tryAgain    = 50 * time.Millisecond  // while holding
 	firstWithin = 10 * time.Second       // for nginx to send its ClientHello
-	drainPoll   = 100 * time.Millisecond // while stopping
+	nudgeEvery  = 250 * time.Millisecond // joined streams whose own placement is back
 )
 
 // endJunk is how many bytes follow the end of a stream. They are not a TLS
@@ -33,6 +34,9 @@ const endJunk = 17 << 10
 type stream struct {
 	nginx *net.TCPConn
 	far   *net.TCPConn
+	// joined is set if the stream leads to a sibling of the link via.
+	joined *securelink.Records
+	via    *link
 }
 
 // reset cuts the stream at both ends.
@@ -46,14 +50,16 @@ func (s *Set) Serve(ctx context.Context, ln net.Listener) error {
 	stop := context.AfterFunc(ctx, func() { _ = ln.Close() })
 	defer stop()
 	hard, cancel := context.WithCancel(context.Background())
-	var wg sync.WaitGroup
+	var wg, conns sync.WaitGroup
+	wg.Go(func() { s.homeward(hard) })
 	defer wg.Wait()
 	defer cancel()
+	defer conns.Wait()
 	for {
 		conn, err := ln.Accept()
 		if err != nil {
 			if errors.Is(err, net.ErrClosed) {
-				s.drain(&wg)
+				s.drain(&conns)
 				return nil
 			}
 			s.cfg.Logger.Warn("accept failed, trying again", "err", err)
@@ -61,8 +67,40 @@ func (s *Set) Serve(ctx context.Context, ln net.Listener) error {
 			continue
 		}
 		tcp := conn.(*net.TCPConn)
-		wg.Go(func() { s.serve(hard, tcp) })
+		conns.Go(func() { s.serve(hard, tcp) })
 	}
+}
+
+// homeward ends joined streams, once idle, whose own placement is back: as
+// long as nginx keeps one, that endpoint would share the sibling's fate.
+func (s *Set) homeward(ctx context.Context) {
+	tick := time.NewTicker(nudgeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case now := <-tick.C:
+			for _, r := range s.strays(now) {
+				r.Nudge()
+			}
+		}
+	}
+}
+
+// strays returns the joined streams that should end when idle.
+func (s *Set) strays(now time.Time) []*securelink.Records {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []*securelink.Records
+	for _, l := range s.byLink {
+		for st := range l.streams {
+			if st.joined != nil && st.via.order.State == upstream.Open && now.After(st.via.failed) {
+				all = append(all, st.joined)
+			}
+		}
+	}
+	return all
 }
 
 // drain waits until every connection has ended, for the drain interval.
@@ -97,6 +135,10 @@ func (s *Set) serve(ctx context.Context, nginx *net.TCPConn) {
 	}
 	s.mu.Lock()
 	l := s.byAddr[local.Addr()]
+	var via placement.LinkID
+	if l != nil {
+		via = l.order.Link
+	}
 	s.mu.Unlock()
 	if l == nil {
 		s.metrics.conns.WithLabelValues("unknown").Inc()
@@ -122,7 +164,10 @@ func (s *Set) serve(ctx context.Context, nginx *net.TCPConn) {
 	}
 	defer far.Close()
 	s.metrics.conns.WithLabelValues("ok").Inc()
-	st := &stream{nginx: nginx, far: far.Conn}
+	st := &stream{nginx: nginx, far: far.Conn, via: l}
+	if target != via {
+		st.joined = &securelink.Records{Dst: nginx}
+	}
 	s.enter(target, st)
 	defer s.leave(target, st)
 	s.join(st)
@@ -217,7 +262,12 @@ func (s *Set) join(st *stream) {
 		}
 		_ = st.far.CloseWrite()
 	})
-	err := s.joiner.Copy(st.nginx, st.far)
+	var err error
+	if st.joined != nil {
+		err = st.joined.Copy(st.far)
+	} else {
+		err = s.joiner.Copy(st.nginx, st.far)
+	}
 	// The node ends its side only when both directions are done, so after a
 	// clean end nginx has its close_notify and there is nothing left to send.
 	_, _ = st.nginx.Write(make([]byte, endJunk))
