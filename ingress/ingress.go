@@ -17,7 +17,10 @@ import (
 const (
 	aliveEvery = 500 * time.Millisecond // our own nginx is looked after
 	saveEvery  = 5 * time.Second
-	showEvery  = 80 * time.Millisecond // status follows a change within this
+	// forgetAfter is longer than NATS keeps the last event of a removed
+	// placement (24 h).
+	forgetAfter = 25 * time.Hour
+	showEvery   = 80 * time.Millisecond // status follows a change within this
 )
 
 // Ingress is the sidecar of one ingress node.

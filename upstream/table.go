@@ -120,6 +120,19 @@ func (t *Table) Event(e placement.Event) {
 	w.dirty = true
 }
 
+// Forget drops a placement that was removed. Its links are gone then.
+func (t *Table) Forget(id placement.ID) {
+	w := t.workloads[id.Workload]
+	if w == nil {
+		return
+	}
+	if r := w.copies[id.Node]; r == nil || r.newest().state != placement.StateRemoved {
+		return
+	}
+	delete(w.copies, id.Node)
+	w.dirty = true
+}
+
 // RelayReport folds in what a relay says about a link. If it is newer than
 // every event, it counts as one, so that routing follows changes without NATS.
 // Reports of a session come after its RelayUp.
