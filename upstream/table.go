@@ -53,6 +53,7 @@ type workload struct {
 	dirty  bool
 	orders []Order
 	gone   map[placement.LinkID]bool
+	lists  map[uint16]Service // made from orders when asked for
 }
 
 // replica is one placement as far as it is known.
@@ -248,7 +249,8 @@ func (t *Table) Orders() []Order {
 }
 
 // Services returns what nginx should list for every workload port that a
-// serving route uses, sorted.
+// serving route uses, sorted. The caller must not change what the slices in it
+// point to.
 func (t *Table) Services() []Service {
 	t.judge()
 	out := make([]Service, 0, len(t.used))
@@ -264,6 +266,9 @@ func (t *Table) service(k servicePort) Service {
 	if w == nil {
 		return s
 	}
+	if known, ok := w.lists[k.port]; ok {
+		return known
+	}
 	for _, o := range w.orders {
 		switch {
 		case o.Link.Port != k.port:
@@ -273,6 +278,7 @@ func (t *Table) service(k servicePort) Service {
 			s.Others = append(s.Others, o.Link)
 		}
 	}
+	w.lists[k.port] = s
 	return s
 }
 
@@ -281,6 +287,7 @@ func (t *Table) judge() {
 	for name, w := range t.workloads {
 		if t.all || w.dirty {
 			w.orders, w.gone = t.ordersOf(name, w)
+			w.lists = map[uint16]Service{}
 			w.dirty = false
 		}
 	}
