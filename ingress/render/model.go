@@ -14,9 +14,9 @@ import (
 	"github.com/opfield/availability/upstream"
 )
 
-// Nothing is the address that stands for "no placement": it is never given
+// nothing is the address that stands for "no placement": it is never given
 // to a link, so connecting to it is refused.
-var nothing = netip.AddrFrom4([4]byte{127, 64, 0, 1})
+func nothing() netip.Addr { return netip.AddrFrom4([4]byte{127, 64, 0, 1}) }
 
 const (
 	maxTries          = 5  // deliveries of a request that is safe to repeat (RTE-4)
@@ -113,7 +113,8 @@ type pool struct {
 	Workload  string
 	Port      uint16
 	Kind      string
-	Zone      int
+	Zone      string
+	ZoneSize  int // kB
 	Servers   []poolServer
 	Keepalive *keepalive
 }
