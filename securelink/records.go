@@ -25,7 +25,7 @@ type Records struct {
 	header []byte // of the record being copied, while it is incomplete
 	left   int    // bytes of its body still to come
 	app    bool   // a record of type application data has begun: the rest are too
-	early  bool   // the next record's first byte is on the wire already
+	early  int    // bytes of the next record that are on the wire already
 }
 
 // Nudge ends the stream as soon as its user has no request under way. It never
@@ -35,8 +35,8 @@ func (r *Records) Nudge() {
 	r.draining.Store(true)
 	if r.mu.TryLock() {
 		defer r.mu.Unlock()
-		if r.app && r.left == 0 && len(r.header) == 0 && !r.early {
-			r.early, _ = sendEarly(r.Dst) // an error shows at the next write
+		if r.app && r.left == 0 && len(r.header) == 0 {
+			r.early, _ = sendEarly(r.Dst, r.early) // an error shows at the next write
 		}
 	}
 }
@@ -64,20 +64,21 @@ func (r *Records) Copy(src *net.TCPConn) error {
 func (r *Records) pass(b, room []byte) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.early {
-		if b[0] != tlsRecordType {
-			return fmt.Errorf("%w: a record of type %d after application data", ErrFrame, b[0])
-		}
-		r.follow(b)
-		r.early = false
-		b, room = b[1:], room[1:]
-	} else {
-		r.follow(b)
+	if r.early > 0 && r.left == 0 && len(r.header) == 0 && b[0] != tlsRecordType {
+		return fmt.Errorf("%w: a record of type %d after application data", ErrFrame, b[0])
 	}
-	if r.draining.Load() && r.app && r.left == 0 && len(r.header) == 0 {
+	r.follow(b)
+	// The bytes that are out already are left off; a read may end in them.
+	n := min(r.early, len(b))
+	r.early -= n
+	b, room = b[n:], room[n:]
+	if r.draining.Load() && r.app && r.left == 0 && len(r.header) == 0 && r.early == 0 {
 		b = room
 		b[len(b)-1] = tlsRecordType
-		r.early = true
+		r.early = 1
+	}
+	if len(b) == 0 {
+		return nil
 	}
 	_, err := r.Dst.Write(b)
 	return err
