@@ -37,6 +37,7 @@ type runCmd struct {
 
 // Run runs the relay.
 func (c *runCmd) Run(ctx context.Context) error {
+	daemon.MovesBytes()
 	log := c.Logger("relay", os.Stderr)
 	id, err := identity.Open(c.IdentityDir)
 	if err != nil {

@@ -10,6 +10,8 @@ import (
 	"syscall"
 
 	"github.com/cloudflare/tableflip"
+
+	"github.com/opfield/availability/securelink"
 )
 
 // Handover passes listening sockets to a successor: on SIGHUP the program
@@ -19,10 +21,10 @@ type Handover struct {
 	*tableflip.Upgrader
 }
 
-// NewHandover returns a Handover; pidFile, if not empty, always holds the
+// NewHandover returns a Handover for listeners whose peers speak first; pidFile, if not empty, always holds the
 // process id of the newest process.
 func NewHandover(pidFile string) (*Handover, error) {
-	u, err := tableflip.New(tableflip.Options{PIDFile: pidFile})
+	u, err := tableflip.New(tableflip.Options{PIDFile: pidFile, ListenConfig: securelink.ListenConfig()})
 	if err != nil {
 		return nil, fmt.Errorf("handover: %w", err)
 	}
