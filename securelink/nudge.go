@@ -22,8 +22,8 @@ const recordStart = "\x17\x03\x03"
 // pool sees it readable and drops it; one that waits for an answer just waits
 // for the rest of the record. So idle connections end without a race, and
 // requests under way lose nothing (measured with nginx 1.22). A client that is
-// just reading an answer may swallow the byte with it and then keep the
-// connection, so repeated nudges send the second and the third constant byte.
+// just reading an answer may take the byte along and then keep the connection,
+// so repeated nudges send the second and the third constant byte.
 //
 // It relies on crypto/tls passing whole records to Write, which it does.
 type Nudger struct {
@@ -110,24 +110,18 @@ func (n *Nudger) Write(b []byte) (int, error) {
 	if n.err != nil {
 		return 0, n.err
 	}
-	if !n.ready || len(b) == 0 || (n.early == 0 && !n.draining.Load()) {
-		m, err := n.TCPConn.Write(b)
-		n.err = err
-		if n.draining.Load() {
-			n.sendEarlyLocked()
-		}
-		return m, err
-	}
-	// What is out already is left off, and the next record's first byte is
-	// added in the same write: the peer most often sees it at once.
 	want := len(b)
-	b = b[n.early:]
-	out := make([]byte, 0, len(b)+1)
-	out = append(append(out, b...), tlsRecordType)
-	if _, err := n.TCPConn.Write(out); err != nil {
+	if n.ready {
+		b = b[n.early:] // what is out already
+		n.early = 0
+	}
+	if _, err := n.TCPConn.Write(b); err != nil {
 		n.err = err
 		return 0, err
 	}
-	n.early = 1
+	// A write of its own: a peer takes what came with the answer along.
+	if n.draining.Load() {
+		n.sendEarlyLocked()
+	}
 	return want, nil
 }

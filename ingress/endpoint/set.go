@@ -57,7 +57,8 @@ type Set struct {
 	mu      sync.Mutex
 	byAddr  map[netip.Addr]*link
 	byLink  map[placement.LinkID]*link
-	changed chan struct{} // closed and replaced whenever an order changed
+	joined  map[*stream]struct{} // those that lead to a sibling
+	changed chan struct{}        // closed and replaced whenever an order changed
 }
 
 // link is the endpoint of one link; guarded by Set.mu.
@@ -75,6 +76,7 @@ func New(cfg Config) *Set {
 		cfg:     cfg,
 		byAddr:  map[netip.Addr]*link{},
 		byLink:  map[placement.LinkID]*link{},
+		joined:  map[*stream]struct{}{},
 		changed: make(chan struct{}),
 	}
 	s.metrics = newMetrics(cfg.Registerer, s.total)
@@ -269,11 +271,15 @@ func (s *Set) enter(id placement.LinkID, st *stream) {
 	if l := s.byLink[id]; l != nil {
 		l.streams[st] = struct{}{}
 	}
+	if st.joined != nil {
+		s.joined[st] = struct{}{}
+	}
 }
 
 func (s *Set) leave(id placement.LinkID, st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	delete(s.joined, st)
 	l := s.byLink[id]
 	if l == nil {
 		return
