@@ -93,7 +93,7 @@ func TestRelay_OnlyOneRestarts(t *testing.T) {
 	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
 	sc.Env.Await(30*time.Second, "the relay has ended", func() bool { return syscall.Kill(pid, 0) != nil })
 	<-time.After(2 * time.Second)
-	relay.Process.Start()
+	relay.StartAnother()
 	sc.AwaitRoute(10*time.Second, webHost)
 	<-time.After(time.Second)
 	report = run.Stop()

@@ -18,8 +18,9 @@ import (
 	"github.com/opfield/availability/relay"
 )
 
-// stopWithin is how long running streams may go on after SIGTERM.
-const stopWithin = 20 * time.Second
+// stopWithin is how long running streams may go on after SIGTERM without a
+// successor. Peers wait for 8 s (--restart-within): the rest is for the start.
+const stopWithin = 3 * time.Second
 
 type runCmd struct {
 	daemon.Common
