@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"io"
@@ -28,10 +29,12 @@ import (
 )
 
 const (
-	guidePath   = "../docs/getting-started.md"
-	guideWithin = 25 * time.Second // for a command that looks until it sees what it should
-	buildHost   = "build"          // the machine with Go: this one
-	tcpListen   = 9000             // of the guide's TCP route
+	guidePath = "../docs/getting-started.md"
+
+	configurationPath = "../docs/configuration.md"
+	guideWithin       = 25 * time.Second // for a command that looks until it sees what it should
+	buildHost         = "build"          // the machine with Go: this one
+	tcpListen         = 9000             // of the guide's TCP route
 )
 
 // guideHosts are the machines of the guide and the names they are known by.
@@ -294,6 +297,9 @@ func (g *guide) systemctl(name string, h *lab.Host, words []string) {
 			now, err := os.ReadFile(g.path(h, unit["PIDFile"]))
 			return err == nil && string(now) != string(before)
 		})
+		if words[1] == "opfield-ingress" {
+			g.settled(h)
+		}
 	case "restart":
 		if stop := unit["ExecStop"]; stop != "" {
 			run(stop)
@@ -303,6 +309,16 @@ func (g *guide) systemctl(name string, h *lab.Host, words []string) {
 	default:
 		g.t.Fatalf("systemctl %s: the test does not know it", words[0])
 	}
+}
+
+// settled waits until a new sidecar has compared nginx with what it knows.
+func (g *guide) settled(h *lab.Host) {
+	g.t.Helper()
+	g.env.Await(guideWithin, "the sidecar of "+h.Name()+" is up to date", func() bool {
+		var st system.IngressStatus
+		body, err := system.Get(h, "http://127.0.0.1:9102/status")
+		return err == nil && json.Unmarshal(body, &st) == nil && st.Reload.Result != "" && !st.Reload.Pending
+	})
 }
 
 // unit reads a unit file.
@@ -370,6 +386,77 @@ func (g *guide) bring() {
 	require.NoError(g.t, err, out)
 }
 
+// reference compares docs/configuration.md with what runs: metrics, fields of
+// the access log, and how that is rotated.
+func (g *guide) reference() {
+	g.t.Helper()
+	text, err := os.ReadFile(configurationPath)
+	require.NoError(g.t, err)
+	documented := func(what string) {
+		require.Contains(g.t, string(text), "`"+what+"`", "%s does not name it", configurationPath)
+	}
+	name := regexp.MustCompile(`(?m)^# TYPE (opfield_[a-z_]+) `)
+	for _, at := range []struct {
+		host string
+		port uint16
+	}{{"ctrl", 9100}, {"ctrl", 9101}, {"edge", 9102}, {"node-1", 9103}} {
+		body, err := system.Get(g.hosts[at.host], fmt.Sprintf("http://127.0.0.1:%d/metrics", at.port))
+		require.NoError(g.t, err)
+		found := name.FindAllStringSubmatch(string(body), -1)
+		require.NotEmpty(g.t, found)
+		for _, m := range found {
+			documented(m[1])
+		}
+	}
+	edge := g.hosts["edge"]
+	logs := g.path(edge, "/var/log/opfield-ingress/access.log")
+	line, err := os.ReadFile(logs)
+	require.NoError(g.t, err)
+	for one := range strings.Lines(string(line)) {
+		fields := map[string]string{}
+		require.NoError(g.t, json.Unmarshal([]byte(one), &fields), one)
+		for field := range fields {
+			documented(field)
+		}
+		if fields["route"] == "plain" {
+			g.t.Logf("%s", one)
+			break
+		}
+	}
+	require.NoError(g.t, os.Rename(logs, logs+".1"))
+	g.run(block{hosts: []string{"edge"}, text: "/usr/bin/pkill -USR1 -F /run/opfield-ingress/nginx.pid\n"})
+	g.env.Await(guideWithin, "nginx writes to a new log", func() bool {
+		system.GetHost(g.hosts["client"], edge.HostPort(80), "plain.example", "/")
+		info, err := os.Stat(logs)
+		return err == nil && info.Size() > 0
+	})
+}
+
+// Every flag of every program is described, with its default.
+func TestGettingStarted_EveryFlagIsDescribed(t *testing.T) {
+	text, err := os.ReadFile(configurationPath)
+	require.NoError(t, err)
+	flag := regexp.MustCompile(`(?m)^ +(?:-[a-z], +)?(?:    )?--([a-z][a-z-]*)`)
+	env := lab.New(t)
+	for program, commands := range map[string][]string{
+		"opfield":       {"serve", "join", "token create", "route add", "route apply", "cert add", "status", "events"},
+		"opfield-relay": {"join", "run"}, "opfield-node": {"join", "run"}, "opfield-ingress": {"join", "run", "status"},
+	} {
+		binary := env.Binary("./cmd/" + program)
+		for _, c := range commands {
+			out, err := exec.Command(binary, append(strings.Fields(c), "--help")...).CombinedOutput()
+			require.NoError(t, err, "%s", out)
+			found := flag.FindAllStringSubmatch(string(out), -1)
+			require.NotEmpty(t, found)
+			for _, m := range found {
+				if m[1] != "help" && m[1] != "version" {
+					require.Contains(t, string(text), "`--"+m[1]+"`", "%s %s --%s", program, c, m[1])
+				}
+			}
+		}
+	}
+}
+
 // The guide is followed on hosts where only the ports of its table are open.
 func TestGettingStarted(t *testing.T) {
 	blocks, ports := readGuide(t)
@@ -391,9 +478,14 @@ func TestGettingStarted(t *testing.T) {
 			case "Upgrades and restarts":
 				g.run(block{hosts: []string{"ctrl"}, text: "opfield route add plain --host plain.example --workload shop --port 8080\n"})
 				for _, h := range []*lab.Host{edge, own} {
+					good := 0 // old workers of nginx answer for a moment too
 					g.env.Await(guideWithin, h.Name()+" serves the route", func() bool {
 						status, _ := system.GetHost(client, h.HostPort(80), "plain.example", "/")
-						return status == 200
+						good++
+						if status != 200 {
+							good = 0
+						}
+						return good == 50
 					})
 				}
 				upgrade = load.Start(load.Config{
@@ -410,6 +502,8 @@ func TestGettingStarted(t *testing.T) {
 		g.run(b)
 	}
 	require.Equal(t, "Troubleshooting", section)
+
+	g.reference()
 
 	// What the guide says in words.
 	status, body := system.GetHost(client, own.HostPort(80), "other.example", "/")
