@@ -93,12 +93,13 @@ func TestNodeLoss_ContainerKilled(t *testing.T) {
 		require.Less(t, closed, 200*time.Millisecond, "round %d", i)
 		sc.apps[n.ID].Start()
 		sc.AwaitLinks(15*time.Second, "open", link(n.ID))
+		<-time.After(betweenRounds)
 	}
 	report := run.Stop()
 	t.Logf("link closed after docker kill: %s", percent(closes))
 	t.Logf("\n%s", report)
 	joined := report.Join(sc.Env.Deliveries())
-	failed := sc.requirePOSTsSentTo(report, func(f load.Result, by string) bool { return false }, dead)
+	failed := sc.requirePOSTsSentTo(report, func(load.Result, string) bool { return false }, dead)
 	for _, f := range report.Failed("POST") {
 		require.NotEmpty(t, joined.Deliveries[f.ID], "POST %s failed and no application was processing it", f.ID)
 	}

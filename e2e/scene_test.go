@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -134,8 +135,12 @@ func (sc *scene) requirePOSTsSentTo(report *load.Report, alive func(load.Result,
 	}
 	if failed := report.Failed("GET"); len(failed) > 0 {
 		for _, f := range failed[:min(len(failed), 20)] {
-			sc.t.Logf("%s at %v: %+v", f.ID, f.Start.Sub(report.Began), access[f.ID])
+			sc.t.Logf("%s at %v (%v): %+v, delivered %+v", f.ID, f.Start.Sub(report.Began), f.Start, access[f.ID], joined.Deliveries[f.ID])
 		}
+		errors, _ := os.ReadFile(sc.Ingress.Path("log", "error.log"))
+		_ = os.WriteFile("/tmp/nginx-error.log", errors, 0o600)
+		st, _ := sc.IngressStatus()
+		sc.t.Logf("links %+v", st.Links)
 		sc.t.Fatalf("%d GETs failed:\n%s", len(failed), report.Describe(failed, 20))
 	}
 	failed := report.Failed("POST")

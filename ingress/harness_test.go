@@ -250,7 +250,7 @@ func (e *env) settled() {
 		text, _ := json.Marshal(s)
 		last = string(text)
 		return s.Reload.Generation != "" && s.Reload.Result != "" && !s.Reload.Pending
-	}, 15*time.Second, 20*time.Millisecond, "nginx did not settle: %s", last)
+	}, 30*raceFactor*time.Second, 20*time.Millisecond, "nginx did not settle: %s", last)
 }
 
 func (e *env) routeStatus(name string) ingress.RouteStatus {

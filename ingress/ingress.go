@@ -17,7 +17,10 @@ import (
 const (
 	aliveEvery = 500 * time.Millisecond // our own nginx is looked after
 	saveEvery  = 5 * time.Second
-	showEvery  = 80 * time.Millisecond // status follows a change within this
+	// forgetAfter is longer than NATS keeps the last event of a removed
+	// placement (24 h).
+	forgetAfter = 25 * time.Hour
+	showEvery   = 80 * time.Millisecond // status follows a change within this
 )
 
 // Ingress is the sidecar of one ingress node.
@@ -39,9 +42,6 @@ func New(c Config) (*Ingress, error) {
 	}
 	c.Apply.Include = c.Render.Include
 	c.Apply.RunDir, c.Apply.LogDir, c.Apply.SocketDir = c.Render.RunDir, c.Render.LogDir, c.Render.SocketDir
-	if c.Apply.Logger == nil {
-		c.Apply.Logger = c.Logger
-	}
 	if _, err := render.New(c.Render); err != nil {
 		return nil, err
 	}

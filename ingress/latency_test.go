@@ -17,7 +17,7 @@ import (
 func TestIngress_EventToLink(t *testing.T) {
 	e := newEnv(t)
 	var routes []upstream.Route
-	for w := range 2000 {
+	for w := range manyWorkloads {
 		name := fmt.Sprintf("w%d", w)
 		for n := range 3 {
 			e.source.Publish(event(name, fmt.Sprintf("n%d", n), 1, true))
@@ -26,18 +26,20 @@ func TestIngress_EventToLink(t *testing.T) {
 	}
 	e.source.SetRoutes(t, routes...)
 	e.start()
-	e.within(60*time.Second, "known", func() bool { return e.endpoints.State(link("w1999", "n2")) == upstream.Open })
+	e.within(60*time.Second, "known", func() bool {
+		return e.endpoints.State(link(fmt.Sprintf("w%d", manyWorkloads-1), "n2")) == upstream.Open
+	})
 	e.settled()
 	published := map[placement.LinkID]time.Time{}
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for i := range 400 {
 		<-tick.C
-		id := link(fmt.Sprintf("w%d", i*5), "n1")
+		id := link(fmt.Sprintf("w%d", i), "n1")
 		published[id] = time.Now()
 		e.source.Publish(event(id.Placement.Workload, "n1", 2, false))
 	}
-	e.within(5*time.Second, "all closed", func() bool { return e.endpoints.State(link("w1995", "n1")) != upstream.Open })
+	e.within(5*time.Second, "all closed", func() bool { return e.endpoints.State(link("w399", "n1")) != upstream.Open })
 	var took []time.Duration
 	for id, at := range published {
 		took = append(took, e.endpoints.ChangedAt(id).Sub(at))

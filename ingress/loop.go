@@ -36,6 +36,7 @@ type loop struct {
 	certs  *certStore
 	named  map[string][]byte // certificates of the bucket, as PEM
 	probed map[service]bool
+	gone   map[placement.ID]time.Time // removed placements, and since when we know
 
 	// What was told to others.
 	orders   []upstream.Order
@@ -65,7 +66,7 @@ type outside struct {
 func newLoop(c Config, m *metrics, b *board) (*loop, error) {
 	l := &loop{
 		config: c, metrics: m, board: b,
-		events: map[placement.ID]placement.Event{}, named: map[string][]byte{}, probed: map[service]bool{},
+		events: map[placement.ID]placement.Event{}, named: map[string][]byte{}, probed: map[service]bool{}, gone: map[placement.ID]time.Time{},
 		certs: newCertStore(c.Render.CertDir, c.WorkerUID), jobs: make(chan job, 1),
 		leftOut: map[string]string{}, applied: map[placement.LinkID]bool{},
 	}
@@ -120,6 +121,24 @@ func (l *loop) event(e placement.Event) {
 	}
 	l.events[e.ID()] = e
 	l.stateDirty = true
+	delete(l.gone, e.ID())
+	if e.State == placement.StateRemoved {
+		l.gone[e.ID()] = time.Now()
+	}
+}
+
+// forget drops the placements that have been gone for longer than their last
+// event is kept anywhere.
+func (l *loop) forget(now time.Time) {
+	for id, since := range l.gone {
+		if now.Sub(since) < forgetAfter {
+			continue
+		}
+		delete(l.gone, id)
+		delete(l.events, id)
+		l.table.Forget(id)
+		l.stateDirty, l.nginxDirty = true, true
+	}
 }
 
 func (l *loop) node(name string, lost bool, revision uint64) {

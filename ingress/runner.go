@@ -63,6 +63,7 @@ func (r *runner) run(ctx context.Context, results <-chan result) error {
 				l.schedule.Note(time.Now(), apply.Prompt)
 			}
 		case <-save.C:
+			l.forget(time.Now())
 			if l.stateDirty && len(r.saves) == 0 {
 				r.saves <- l.snapshot()
 			}

@@ -12,11 +12,12 @@ import (
 	"github.com/opfield/availability/upstream"
 )
 
-// The files of the state folder. They hold the last known state, so that the
+// The files of the state folder, which other daemons of the host may share.
+// They hold the last known state, so that the
 // sidecar starts and routes without NATS and without the controller (LNK-8).
 const (
-	stateFile     = "state.json"
-	addressesFile = "addresses.json"
+	stateFile     = "ingress-state.json"
+	addressesFile = "ingress-addresses.json"
 )
 
 // state is what is kept of the control plane's word.

@@ -9,15 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tlsRecordType is the first byte of every TLS 1.3 record after the handshake
-// (RFC 8446 section 5.2).
+// tlsRecordType is the first byte of every TLS 1.3 record after the handshake;
+// the version behind it is constant too (RFC 8446 section 5.2).
 const tlsRecordType = 0x17
+
+// recordStart is how every record begins whatever is in it: the bytes that can
+// be sent before the record is known.
+const recordStart = "\x17\x03\x03"
 
 // Nudger wraps the connection under a TLS 1.3 server. Nudge sends the first
 // byte of the next record early. A client that keeps the connection idle in a
 // pool sees it readable and drops it; one that waits for an answer just waits
 // for the rest of the record. So idle connections end without a race, and
-// requests under way lose nothing (measured with nginx 1.22).
+// requests under way lose nothing (measured with nginx 1.22). A client that is
+// just reading an answer may take the byte along and then keep the connection,
+// so repeated nudges send the second and the third constant byte.
 //
 // It relies on crypto/tls passing whole records to Write, which it does.
 type Nudger struct {
@@ -31,7 +37,7 @@ type Nudger struct {
 
 	mu    sync.Mutex
 	ready bool // the handshake is over: records begin with tlsRecordType
-	early bool // the next record's first byte is on the wire already
+	early int  // bytes of the next record that are on the wire already
 	err   error
 }
 
@@ -57,7 +63,7 @@ func (n *Nudger) Ready() {
 }
 
 // Nudge ends the connection as soon as its user has no request under way: it
-// sends one early byte now and one behind every record that follows. It never
+// sends an early byte now and one behind every record that follows. It never
 // blocks; where the send buffer is full, nothing is sent, so a caller that
 // drains repeats it.
 func (n *Nudger) Nudge() {
@@ -70,27 +76,31 @@ func (n *Nudger) Nudge() {
 }
 
 func (n *Nudger) sendEarlyLocked() {
-	if n.early || n.err != nil || !n.ready {
+	if n.err != nil || !n.ready {
 		return
 	}
-	n.early, n.err = sendEarly(n.TCPConn)
+	n.early, n.err = sendEarly(n.TCPConn, n.early)
 }
 
-// sendEarly sends the first byte of a record, if that is possible at once.
-func sendEarly(c *net.TCPConn) (sent bool, err error) {
+// sendEarly sends the byte of a record's start that follows the given number,
+// if there is one and if that is possible at once. It returns the new number.
+func sendEarly(c *net.TCPConn, early int) (int, error) {
+	if early == len(recordStart) {
+		return early, nil
+	}
 	raw, err := c.SyscallConn()
 	if err != nil {
-		return false, err
+		return early, err
 	}
 	var count int
 	var sendErr error
 	err = raw.Control(func(fd uintptr) {
-		count, sendErr = ignoringEINTR(func() (int, error) { return unix.Write(int(fd), []byte{tlsRecordType}) })
+		count, sendErr = ignoringEINTR(func() (int, error) { return unix.Write(int(fd), []byte{recordStart[early]}) })
 	})
 	if errors.Is(sendErr, unix.EAGAIN) {
-		return false, err
+		return early, err
 	}
-	return count == 1, errors.Join(err, sendErr)
+	return early + max(count, 0), errors.Join(err, sendErr)
 }
 
 // Write writes one or more whole TLS records.
@@ -100,27 +110,18 @@ func (n *Nudger) Write(b []byte) (int, error) {
 	if n.err != nil {
 		return 0, n.err
 	}
-	if !n.ready || len(b) == 0 || (!n.early && !n.draining.Load()) {
-		m, err := n.TCPConn.Write(b)
-		n.err = err
-		if n.draining.Load() {
-			n.sendEarlyLocked()
-		}
-		return m, err
-	}
-	// The byte that is out already is left off, the next one is added, in
-	// one write: there is no moment at which the peer sees a whole record
-	// and an idle connection.
 	want := len(b)
-	if n.early {
-		b = b[1:]
+	if n.ready {
+		b = b[n.early:] // what is out already
+		n.early = 0
 	}
-	out := make([]byte, 0, len(b)+1)
-	out = append(append(out, b...), tlsRecordType)
-	if _, err := n.TCPConn.Write(out); err != nil {
+	if _, err := n.TCPConn.Write(b); err != nil {
 		n.err = err
 		return 0, err
 	}
-	n.early = true
+	// A write of its own: a peer takes what came with the answer along.
+	if n.draining.Load() {
+		n.sendEarlyLocked()
+	}
 	return want, nil
 }

@@ -53,6 +53,7 @@ type workload struct {
 	dirty  bool
 	orders []Order
 	gone   map[placement.LinkID]bool
+	lists  map[uint16]Service // made from orders when asked for
 }
 
 // replica is one placement as far as it is known.
@@ -117,6 +118,19 @@ func (t *Table) Event(e placement.Event) {
 	}
 	e.Ports = slices.Clone(e.Ports)
 	r.known, r.event = true, e
+	w.dirty = true
+}
+
+// Forget drops a placement that was removed. Its links are gone then.
+func (t *Table) Forget(id placement.ID) {
+	w := t.workloads[id.Workload]
+	if w == nil {
+		return
+	}
+	if r := w.copies[id.Node]; r == nil || r.newest().state != placement.StateRemoved {
+		return
+	}
+	delete(w.copies, id.Node)
 	w.dirty = true
 }
 
@@ -235,7 +249,8 @@ func (t *Table) Orders() []Order {
 }
 
 // Services returns what nginx should list for every workload port that a
-// serving route uses, sorted.
+// serving route uses, sorted. The caller must not change what the slices in it
+// point to.
 func (t *Table) Services() []Service {
 	t.judge()
 	out := make([]Service, 0, len(t.used))
@@ -251,6 +266,9 @@ func (t *Table) service(k servicePort) Service {
 	if w == nil {
 		return s
 	}
+	if known, ok := w.lists[k.port]; ok {
+		return known
+	}
 	for _, o := range w.orders {
 		switch {
 		case o.Link.Port != k.port:
@@ -260,6 +278,7 @@ func (t *Table) service(k servicePort) Service {
 			s.Others = append(s.Others, o.Link)
 		}
 	}
+	w.lists[k.port] = s
 	return s
 }
 
@@ -268,6 +287,7 @@ func (t *Table) judge() {
 	for name, w := range t.workloads {
 		if t.all || w.dirty {
 			w.orders, w.gone = t.ordersOf(name, w)
+			w.lists = map[uint16]Service{}
 			w.dirty = false
 		}
 	}

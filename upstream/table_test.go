@@ -149,6 +149,17 @@ func TestTable_States(t *testing.T) { // LNK-1, LNK-2, LNK-4, LNK-5, EVT-3
 	}
 }
 
+func TestTable_Forget(t *testing.T) { // EVT-1
+	var tb upstream.Table
+	tb.Event(event("w", "a", 1))
+	tb.Event(event("w", "b", 1, state(placement.StateRemoved)))
+	for _, n := range []string{"a", "b", "c"} {
+		tb.Forget(placement.ID{Workload: "w", Node: n})
+	}
+	tb.Forget(placement.ID{Workload: "x", Node: "a"})
+	require.Equal(t, "a=open ", states(&tb))
+}
+
 func TestTable_FenceResets(t *testing.T) { // LNK-2, LOS-3
 	var tb upstream.Table
 	tb.Event(event("w", "a", 1, func(e *placement.Event) { e.Generation = 1 }))

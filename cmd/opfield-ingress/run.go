@@ -101,10 +101,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if p.handover, err = daemon.NewHandover(c.PIDFile); err != nil {
 		return err
 	}
-	defer p.handover.Stop()
-	p.ln, err = p.handover.ListenWithCallback("tcp", fmt.Sprintf("lo:%d", c.EndpointPort), func(string, string) (net.Listener, error) {
-		return endpoint.Listen(ctx, c.EndpointPort)
-	})
+	p.ln, err = p.handover.Listen(func() (net.Listener, error) { return endpoint.Listen(ctx, c.EndpointPort) })
 	if err != nil {
 		return err
 	}

@@ -71,8 +71,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer handover.Stop()
-	ln, err := handover.Listen("tcp", c.Listen)
+	ln, err := handover.Listen(func() (net.Listener, error) { return net.Listen("tcp", c.Listen) })
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}

@@ -3,7 +3,6 @@ package apply
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"path/filepath"
 	"time"
 )
@@ -48,7 +47,6 @@ type Config struct {
 	ReloadCommand []string // Include: used instead of a signal
 
 	ProveWithin time.Duration // DefaultProveWithin
-	Logger      *slog.Logger
 }
 
 // DefaultProveWithin bounds how long a reload may take to be proven.
@@ -72,9 +70,6 @@ func (c Config) Validate() error {
 		}
 	} else if !filepath.IsAbs(c.RunDir) || !filepath.IsAbs(c.LogDir) {
 		return fmt.Errorf("RunDir, LogDir: want absolute paths")
-	}
-	if c.Logger == nil {
-		return fmt.Errorf("Logger: wanted")
 	}
 	return nil
 }

@@ -57,7 +57,8 @@ type Set struct {
 	mu      sync.Mutex
 	byAddr  map[netip.Addr]*link
 	byLink  map[placement.LinkID]*link
-	changed chan struct{} // closed and replaced whenever an order changed
+	joined  map[*stream]struct{} // those that lead to a sibling
+	changed chan struct{}        // closed and replaced whenever an order changed
 }
 
 // link is the endpoint of one link; guarded by Set.mu.
@@ -75,6 +76,7 @@ func New(cfg Config) *Set {
 		cfg:     cfg,
 		byAddr:  map[netip.Addr]*link{},
 		byLink:  map[placement.LinkID]*link{},
+		joined:  map[*stream]struct{}{},
 		changed: make(chan struct{}),
 	}
 	s.metrics = newMetrics(cfg.Registerer, s.total)
@@ -210,15 +212,14 @@ func (s *Set) decide(l *link, start time.Time, tried map[placement.LinkID]struct
 		}
 	}
 	left := start.Add(hold).Sub(now)
-	if left <= 0 || !own && !o.MayHold && o.State != upstream.Joined {
+	if left <= 0 || !reachable && !o.MayHold || !own && !o.MayHold && o.State != upstream.Joined {
 		return verdict{refuse: true}
 	}
 	if own && reachable && !failedHere {
 		return verdict{target: o.Link, epoch: o.Epoch, within: left, alone: s.changed}
 	}
-	if o.State == upstream.Joined && reachable && len(tried) > 0 {
-		// Every sibling was tried: nginx must go on.
-		return verdict{refuse: true}
+	if !o.MayHold {
+		return verdict{refuse: true} // everything was tried: nginx must go on
 	}
 	return verdict{wait: s.changed, within: left}
 }
@@ -269,11 +270,15 @@ func (s *Set) enter(id placement.LinkID, st *stream) {
 	if l := s.byLink[id]; l != nil {
 		l.streams[st] = struct{}{}
 	}
+	if st.joined != nil {
+		s.joined[st] = struct{}{}
+	}
 }
 
 func (s *Set) leave(id placement.LinkID, st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	delete(s.joined, st)
 	l := s.byLink[id]
 	if l == nil {
 		return

@@ -15,11 +15,13 @@ import (
 
 // Delivery is one request that a placement received.
 type Delivery struct {
-	Method string
-	Host   string
-	URI    string
-	ID     string // X-Request-Id
-	Body   int64
+	Method  string
+	Host    string
+	URI     string
+	ID      string // X-Request-Id
+	Body    int64
+	Conn    string // remote address: equal for requests of one connection
+	Resumed bool   // the TLS session was resumed
 }
 
 // Placement is a node's end of a link with an application behind it: mutual
@@ -150,7 +152,7 @@ func (p *Placement) Deliveries() []Delivery {
 func (p *Placement) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n, _ := io.Copy(io.Discard, r.Body)
 	p.mu.Lock()
-	p.deliveries = append(p.deliveries, Delivery{Method: r.Method, Host: r.Host, URI: r.RequestURI, ID: r.Header.Get("X-Request-Id"), Body: n})
+	p.deliveries = append(p.deliveries, Delivery{Method: r.Method, Host: r.Host, URI: r.RequestURI, ID: r.Header.Get("X-Request-Id"), Body: n, Conn: r.RemoteAddr, Resumed: r.TLS != nil && r.TLS.DidResume})
 	answer, abort := p.answer, p.abort
 	p.mu.Unlock()
 	w.Header().Set("X-Placement", p.Name)

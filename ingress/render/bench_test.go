@@ -10,7 +10,7 @@ import (
 )
 
 func TestRender_TwoThousandWorkloads(t *testing.T) { // RTE-8, RTE-11
-	in := many(t, 2000, 3)
+	in := many(t, manyWorkloads, 3)
 	r, err := render.New(config(t))
 	require.NoError(t, err)
 	began := time.Now()

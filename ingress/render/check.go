@@ -53,20 +53,8 @@ func (p *placeholders) restore(text string) string {
 	})
 }
 
-// compare parses both texts and reports the first difference between the
-// real tree and the harmless one with its values put back.
-func compare(file string, real, harmless []byte, meant *placeholders) error {
-	is, err := parse(file, real)
-	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
-	}
-	want, err := parse(file, harmless)
-	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
-	}
-	return sameBlock(file, is, want, meant)
-}
-
+// sameBlock reports the first difference between the real tree and the
+// harmless one with its values put back.
 func sameBlock(file string, is, want crossplane.Directives, meant *placeholders) error {
 	if len(is) != len(want) {
 		return fmt.Errorf("%w: %s: %d directives in a block, %d were meant", ErrNotMeant, file, len(is), len(want))
@@ -102,13 +90,13 @@ func parse(file string, text []byte) (crossplane.Directives, error) {
 		Open:                     func(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(text)), nil },
 	})
 	if err != nil {
-		return nil, fmt.Errorf("parse: %w", err)
+		return nil, fmt.Errorf("parse %s: %w", file, err)
 	}
 	if len(payload.Errors) > 0 {
-		return nil, fmt.Errorf("parse: %w", payload.Errors[0].Error)
+		return nil, fmt.Errorf("parse %s: %w", file, payload.Errors[0].Error)
 	}
 	if len(payload.Config) != 1 {
-		return nil, fmt.Errorf("parse: %d files instead of one", len(payload.Config))
+		return nil, fmt.Errorf("parse %s: %d files instead of one", file, len(payload.Config))
 	}
 	return payload.Config[0].Parsed, nil
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"github.com/opfield/availability/placement"
 	"github.com/opfield/availability/upstream"
@@ -13,6 +14,7 @@ import (
 //
 //	_r  repeatable methods: open members as primaries that are never marked
 //	    failed, the others as backups
+//	_a  the same without kept connections, for the second round
 //	_o  the other methods: open members that are skipped for a second after a
 //	    failure, and every placement again as backup
 //	_g  the same for gRPC, whose kept connections speak HTTP/2
@@ -55,11 +57,13 @@ func (m *model) pools(routes []upstream.Route, services map[string]upstream.Serv
 			return err
 		}
 		if len(primaries) == 0 {
-			primaries = []netip.AddrPort{netip.AddrPortFrom(nothing, m.EndpointPort)}
+			primaries = []netip.AddrPort{netip.AddrPortFrom(nothing(), m.EndpointPort)}
 		}
 		u := uses[serviceKey(s.Workload, s.Port)]
 		repeatable := newPool(s, "r", lines(primaries, " max_fails=0"), lines(backups, " max_fails=0 backup"))
 		repeatable.Keepalive = &keepalive{Connections: idleConnections, Timeout: repeatableReuse}
+		again := repeatable
+		again.Kind, again.Keepalive = "a", nil
 		others := newPool(s, "o",
 			lines(primaries, " max_fails=1 fail_timeout=1s"),
 			lines(primaries, " max_fails=0 backup"),
@@ -71,7 +75,7 @@ func (m *model) pools(routes []upstream.Route, services map[string]upstream.Serv
 		}
 		grpc.Keepalive = &keepalive{Connections: idleConnections, Timeout: unrepeatableReuse}
 		if u.http {
-			m.Pools = append(m.Pools, repeatable, others)
+			m.Pools = append(m.Pools, repeatable, again, others)
 		}
 		if u.grpc {
 			m.Pools = append(m.Pools, grpc)
@@ -80,15 +84,34 @@ func (m *model) pools(routes []upstream.Route, services map[string]upstream.Serv
 			m.TCPPools = append(m.TCPPools, tcp)
 		}
 	}
+	shareZones(m.Pools, "opf_zone_")
+	shareZones(m.TCPPools, "opf_tcp_zone_")
 	return nil
 }
 
 func newPool(s upstream.Service, kind string, parts ...[]poolServer) pool {
-	p := pool{Workload: s.Workload, Port: s.Port, Kind: kind, Servers: slices.Concat(parts...)}
-	// Every line also keeps one TLS session in the zone; a zone that is too
-	// small loses resumption (measured).
-	p.Zone = max(64, 32+4*len(p.Servers))
-	return p
+	return pool{Workload: s.Workload, Port: s.Port, Kind: kind, Servers: slices.Concat(parts...)}
+}
+
+// poolsPerZone is how many pools share a zone. nginx looks for every zone
+// among all others, at each test and twice at each reload, and maps memory for
+// each: with 4,000 zones that is most of its time (measured).
+const poolsPerZone = 128
+
+// shareZones gives neighbouring pools one zone of computed size. Every line
+// also keeps one TLS session in it; a zone that is too small loses resumption
+// (measured).
+func shareZones(pools []pool, name string) {
+	for n := 0; n*poolsPerZone < len(pools); n++ {
+		group := pools[n*poolsPerZone : min((n+1)*poolsPerZone, len(pools))]
+		size := 32
+		for _, p := range group {
+			size += 4 * len(p.Servers)
+		}
+		for i := range group {
+			group[i].Zone, group[i].ZoneSize = name+strconv.Itoa(n), max(64, size)
+		}
+	}
 }
 
 func lines(addrs []netip.AddrPort, options string) []poolServer {

@@ -10,6 +10,9 @@ import (
 	"strings"
 	"text/template"
 
+	crossplane "github.com/nginxinc/nginx-go-crossplane"
+	"golang.org/x/sync/errgroup"
+
 	"github.com/opfield/availability/placement"
 	"github.com/opfield/availability/templates"
 	"github.com/opfield/availability/upstream"
@@ -125,18 +128,10 @@ func (r *Renderer) Render(in Input) (Generation, error) {
 	slices.Sort(g.Routes)
 	g.Primaries = primaries(in.Services)
 	m.Generation = unnamed
-	meant := &placeholders{}
 	sum := sha256.New()
 	for _, f := range r.files {
-		real, err := r.execute(f, m, plain{})
+		real, err := r.checked(f, m)
 		if err != nil {
-			return Generation{}, err
-		}
-		harmless, err := r.execute(f, m, meant)
-		if err != nil {
-			return Generation{}, err
-		}
-		if err := compare(f, real, harmless, meant); err != nil {
 			return Generation{}, err
 		}
 		g.Files = append(g.Files, File{Name: f, Data: real})
@@ -153,6 +148,32 @@ func (r *Renderer) Render(in Input) (Generation, error) {
 		g.Files[i].Data = bytes.ReplaceAll(g.Files[i].Data, []byte(unnamed), []byte(g.ID))
 	}
 	return g, nil
+}
+
+// checked renders a file and compares it with what was meant. Both sides are
+// parsed at the same time: that is where the time goes.
+func (r *Renderer) checked(file string, m model) ([]byte, error) {
+	var text []byte
+	var is, want crossplane.Directives
+	meant := &placeholders{}
+	var g errgroup.Group
+	g.Go(func() (err error) {
+		if text, err = r.execute(file, m, plain{}); err == nil {
+			is, err = parse(file, text)
+		}
+		return err
+	})
+	g.Go(func() error {
+		harmless, err := r.execute(file, m, meant)
+		if err == nil {
+			want, err = parse(file, harmless)
+		}
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return text, sameBlock(file, is, want, meant)
 }
 
 // user adds the user's own files, in a fixed order.

@@ -208,7 +208,7 @@ func many(t testing.TB, workloads, copies int) render.Input {
 }
 
 func TestRender_Large(t *testing.T) { // RTE-11: sizes are computed
-	in := many(t, 5000, 1)
+	in := many(t, manyRoutes, 1)
 	for i := range in.Routes {
 		in.Routes[i].TLS = &upstream.RouteTLS{Cert: "c"}
 		in.Certs[in.Routes[i].Name] = fmt.Sprintf("c%d", i)

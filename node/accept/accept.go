@@ -29,7 +29,7 @@ const (
 	handshakeWithin = 5 * time.Second
 	// nudgeEvery is how often the streams of a draining link are nudged: one
 	// may become idle at any time.
-	nudgeEvery = 250 * time.Millisecond
+	nudgeEvery = 20 * time.Millisecond
 )
 
 // Targets knows where the applications of this node listen.
