@@ -525,4 +525,15 @@ func TestGettingStarted(t *testing.T) {
 	_, err = io.ReadFull(conn, answer)
 	require.NoError(t, err)
 	require.Equal(t, "hello\n", string(answer))
+
+	// The commands that the guide names between the lines.
+	g.run(block{hosts: []string{"ctrl"}, text: "opfield identity list\nopfield nodes list\nopfield nats config\nopfield identity revoke node/node-2\n"})
+	g.env.Await(guideWithin, "the links of a revoked node are not open", func() bool {
+		var st system.IngressStatus
+		body, err := system.Get(edge, "http://127.0.0.1:9102/status")
+		return err == nil && json.Unmarshal(body, &st) == nil && !slices.ContainsFunc(st.Links, func(l system.Link) bool {
+			return strings.HasPrefix(l.Link, "shop.node-2/") && l.State == "open"
+		})
+	})
+	g.run(block{hosts: []string{"client"}, text: "curl --fail --silent --show-error --cacert ca.pem https://shop.example/\n"})
 }
