@@ -94,12 +94,9 @@ func (s *Set) homeward(ctx context.Context) {
 // those that came to one link.
 func (s *Set) straysLocked(now time.Time, via *link) []*securelink.Records {
 	var all []*securelink.Records
-	for _, l := range s.byLink {
-		for st := range l.streams {
-			if st.joined != nil && (via == nil || st.via == via) &&
-				st.via.order.State == upstream.Open && !now.Before(st.via.failed) {
-				all = append(all, st.joined)
-			}
+	for st := range s.joined {
+		if (via == nil || st.via == via) && st.via.order.State == upstream.Open && !now.Before(st.via.failed) {
+			all = append(all, st.joined)
 		}
 	}
 	return all
