@@ -39,7 +39,7 @@ type loop struct {
 	gone   map[placement.ID]time.Time // removed placements, and since when we know
 
 	// What was told to others.
-	orders   []upstream.Order
+	orders   []upstream.Order   // the table's view
 	links    []placement.LinkID // of the orders
 	book     *addressBook
 	noted    desired
@@ -263,21 +263,33 @@ func (l *loop) prove(primaries []placement.LinkID) {
 // round acts on everything that is known: links first and at once, nginx
 // later and collected.
 func (l *loop) round(now time.Time) {
+	changed, whole := l.table.Changes()
 	l.orders = l.table.Orders()
+	if whole {
+		l.readdress(now)
+	}
+	if l.book.dirty {
+		l.saveAddresses()
+	}
+	if whole {
+		l.config.Endpoints.Apply(l.orders, l.address)
+	} else {
+		l.config.Endpoints.Update(changed)
+	}
+	l.statusDirty, l.nginxDirty = true, true
+	if l.routed.version != l.noted.version {
+		l.consider(now)
+	}
+}
+
+// readdress gives every link its address.
+func (l *loop) readdress(now time.Time) {
 	if !slices.EqualFunc(l.links, l.orders, func(id placement.LinkID, o upstream.Order) bool { return id == o.Link }) {
 		l.links = make([]placement.LinkID, len(l.orders))
 		for i, o := range l.orders {
 			l.links[i] = o.Link
 		}
 		l.book.update(l.links, now)
-	}
-	if l.book.dirty {
-		l.saveAddresses()
-	}
-	l.config.Endpoints.Apply(l.orders, l.address)
-	l.statusDirty, l.nginxDirty = true, true
-	if l.routed.version != l.noted.version {
-		l.consider(now)
 	}
 }
 

@@ -57,7 +57,7 @@ type Set struct {
 	mu      sync.Mutex
 	byAddr  map[netip.Addr]*link
 	byLink  map[placement.LinkID]*link
-	joined  map[*stream]struct{} // those that lead to a sibling
+	joined  map[*stream]struct{} // the streams that lead to a sibling of their link
 	changed chan struct{}        // closed and replaced whenever an order changed
 }
 
@@ -118,9 +118,32 @@ func (s *Set) Apply(orders []upstream.Order, addr func(placement.LinkID) netip.A
 		}
 	}
 	if changed {
-		close(s.changed)
-		s.changed = make(chan struct{})
+		s.wakeLocked()
 	}
+}
+
+// Update gives some endpoints new orders and leaves the others alone: a change
+// must not cost more because there are thousands of links. Links that Apply
+// did not name are left out.
+func (s *Set) Update(orders []upstream.Order) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed := false
+	for _, o := range orders {
+		if l := s.byLink[o.Link]; l != nil {
+			changed = s.orderLocked(l, o, now) || changed
+		}
+	}
+	if changed {
+		s.wakeLocked()
+	}
+}
+
+// wakeLocked wakes whoever waits for an order.
+func (s *Set) wakeLocked() {
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 // orderLocked gives one endpoint its order and reports whether it differs.
@@ -269,6 +292,9 @@ func (s *Set) enter(id placement.LinkID, st *stream) {
 	defer s.mu.Unlock()
 	if l := s.byLink[id]; l != nil {
 		l.streams[st] = struct{}{}
+		if l.order.Reset {
+			st.reset() // fenced while the stream was being opened
+		}
 	}
 	if st.joined != nil {
 		s.joined[st] = struct{}{}
