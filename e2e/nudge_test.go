@@ -106,9 +106,9 @@ func TestNudge_POSTsAtAPlannedClose(t *testing.T) {
 	sent, within, toClosing, round := 0, 0, 0, 0
 	var offsets []time.Duration
 	for ; within < nudgePOSTs && round < nudgeRounds; round++ {
-		closing, other := p.nodes["a"], p.nodes["b"]
+		closing := p.nodes["a"]
 		if round%2 == 1 {
-			closing, other = other, closing
+			closing = p.nodes["b"]
 		}
 		// Warm connections of nginx to both.
 		for i, c := range clients {
