@@ -180,6 +180,14 @@ func TestServer_Tokens(t *testing.T) {
 		}
 		r.server.mu.Lock()
 		defer r.server.mu.Unlock()
+		for _, sess := range r.server.sessions {
+			sess.mu.Lock()
+			held := len(sess.held)
+			sess.mu.Unlock()
+			if held < 8 {
+				return false // some that it has sent are not here yet
+			}
+		}
 		for tk := range r.server.tokens {
 			token = tk
 			return true
