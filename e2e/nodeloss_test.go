@@ -31,6 +31,8 @@ func TestNodeLoss_HostCut(t *testing.T) {
 	}
 	var windows []window
 	var drops, closes []time.Duration
+	before, err := sc.IngressStatus()
+	require.NoError(t, err)
 	run := sc.steady(10 * time.Minute)
 	for i := range rounds {
 		n := sc.Nodes[i%2]
@@ -54,6 +56,11 @@ func TestNodeLoss_HostCut(t *testing.T) {
 		<-time.After(betweenRounds)
 	}
 	report := run.Stop()
+	// RTE-8: a failover and its return within 30 s reload nothing.
+	after, err := sc.IngressStatus()
+	require.NoError(t, err)
+	require.Equal(t, before.Reload.Generation, after.Reload.Generation)
+	require.Equal(t, before.Reload.At, after.Reload.At)
 	t.Logf("dropped after: %s", percent(drops))
 	t.Logf("link closed after the drop: %s", percent(closes))
 	t.Logf("\n%s", report)

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -98,7 +96,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 		TLS: func(relay string) *tls.Config {
 			return p.id.ClientTLS(identity.Name{Role: identity.RoleRelay, ID: relay})
 		},
-		Instance: instance(), Links: links.Relays, Accept: p.acceptor.Accept, Logger: p.log,
+		Instance: daemon.Instance(), Links: links.Relays, Accept: p.acceptor.Accept, Logger: p.log,
 	})
 	return c.work(ctx, p)
 }
@@ -185,11 +183,4 @@ func (b *relayBook) learn(all map[string][]byte) {
 	if err != nil {
 		b.p.log.Warn("relay list not kept", "err", err)
 	}
-}
-
-// instance names this process to the relays.
-func instance() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // it never fails (crypto/rand)
-	return binary.BigEndian.Uint64(b[:])
 }
