@@ -94,3 +94,22 @@ func TestSidecar_NATSAway(t *testing.T) {
 	t.Logf("\n%s", report)
 	require.Empty(t, report.Failed(""), report.Describe(report.Failed(""), 20))
 }
+
+// A node agent that restarts (an upgrade) loses nothing: its links are taken
+// out of routing, its streams finish, and the containers run on.
+func TestAgent_RestartsUnderLoad(t *testing.T) {
+	sc := newScene(t, system.Config{Relays: 2, Nodes: 2}, false)
+	run := sc.steady(2 * time.Minute)
+	for i := range 4 {
+		n := sc.Nodes[i%2]
+		sc.Env.Await(10*time.Second, "load flows", func() bool { return len(run.Results()) > (i+1)*300 })
+		require.True(t, n.Agent.Stop(15*time.Second), "the agent ends by itself")
+		n.Agent.Start()
+		sc.AwaitLinks(15*time.Second, "open", link(n.ID))
+		<-time.After(betweenRounds)
+	}
+	report := run.Stop()
+	t.Logf("\n%s", report)
+	require.Empty(t, report.Failed(""), report.Describe(report.Failed(""), 20))
+	require.Empty(t, report.Join(sc.Env.Deliveries()).DoubledBy("POST"))
+}

@@ -157,6 +157,17 @@ func (a *Acceptor) nudgeLocked(id placement.LinkID) {
 	}
 }
 
+// Finish waits until no stream is left, for the time at most. Apply with no
+// links comes before it.
+func (a *Acceptor) Finish(within time.Duration) {
+	deadline := time.Now().Add(within)
+	tick := time.NewTicker(nudgeEvery)
+	defer tick.Stop()
+	for a.Streams() > 0 && time.Now().Before(deadline) {
+		<-tick.C
+	}
+}
+
 // Streams returns the number of running streams.
 func (a *Acceptor) Streams() int {
 	a.mu.Lock()
