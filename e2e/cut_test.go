@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/opfield/availability/e2e/lab"
 	"github.com/opfield/availability/e2e/system"
 )
 
@@ -42,24 +43,49 @@ func cutCases(end string) []cutCase {
 	return all
 }
 
+// fault breaks something under way; mend undoes it.
+type fault struct {
+	name, end    string // end is what the application does
+	rounds       int
+	strike, mend func()
+}
+
 // LNK-6: whatever cuts a response, its client sees an error and never a short
 // body that looks whole; a normal end without a length arrives whole.
 func TestCut_NeverLooksWhole(t *testing.T) {
 	sc := newScene(t, system.Config{Relays: 1, Nodes: 1}, false)
 	node, relay, sidecar := sc.Nodes[0], sc.Relays[0].Process, sc.Ingress.Process
-	for _, fault := range []struct {
-		name, end    string
-		strike, mend func()
-	}{
-		{"application reset", "reset", func() {}, func() {}},
-		{"node cut", "hang", node.Cut, node.Heal},
-		{"relay killed", "hang", relay.Kill, relay.Start},
-		{"sidecar killed", "hang", sidecar.Kill, sidecar.Start},
-	} {
+	sc.requireCuts(
+		fault{"application reset", "reset", cutRounds, func() {}, func() {}},
+		fault{"node cut", "hang", cutRounds, node.Cut, node.Heal},
+		fault{"relay killed", "hang", cutRounds, relay.Kill, relay.Start},
+		fault{"sidecar killed", "hang", cutRounds, sidecar.Kill, sidecar.Start},
+	)
+}
+
+// LNK-6: neither does a response look whole that an orderly end of one of our
+// processes cuts because it takes too long.
+func TestCut_OrderlyEnds(t *testing.T) {
+	sc := newScene(t, system.Config{Relays: 1, Nodes: 1, IngressArgs: []string{"--stop-within", "1s"}}, false)
+	agent, relay, sidecar := sc.Nodes[0].Agent, sc.Relays[0].Process, sc.Ingress.Process
+	term := func(p *lab.Process) func() { return func() { p.Stop(rawLimit) } }
+	sc.requireCuts(
+		fault{"agent killed", "hang", cutRounds, agent.Kill, agent.Start},
+		fault{"agent stopped", "hang", 1, term(agent), agent.Start},
+		fault{"relay stopped", "hang", 1, term(relay), relay.Start},
+		fault{"sidecar stopped", "hang", 2, term(sidecar), sidecar.Start},
+	)
+}
+
+// requireCuts has responses of every kind under way at every fault.
+func (sc *scene) requireCuts(faults ...fault) {
+	t := sc.t
+	t.Helper()
+	for f, fault := range faults {
 		took, n := time.Duration(0), 0
-		for round := range cutRounds {
+		for round := range fault.rounds {
 			for _, mode := range []string{"length", "chunked", "close"} {
-				a := sc.raw(rawRequest{method: "GET", id: fmt.Sprintf("whole-%s-%s-%d", fault.name[:4], mode, round),
+				a := sc.raw(rawRequest{method: "GET", id: fmt.Sprintf("whole-%d-%d-%s", f, round, mode),
 					path: fmt.Sprintf("/partial?mode=%s&total=%d&end=complete", mode, cutTotal)}, nil)
 				require.NoError(t, a.err, "a whole %s response before: %s", mode, fault.name)
 				require.Len(t, a.body, cutTotal)
@@ -69,7 +95,7 @@ func TestCut_NeverLooksWhole(t *testing.T) {
 			var wg sync.WaitGroup
 			for i, c := range cases {
 				wg.Go(func() {
-					answers[i] = sc.raw(rawRequest{method: "GET", id: fmt.Sprintf("cut-%s-%d-%d", fault.name[:4], round, i), path: "/partial?" + c.query}, &received[i])
+					answers[i] = sc.raw(rawRequest{method: "GET", id: fmt.Sprintf("cut-%d-%d-%d", f, round, i), path: "/partial?" + c.query}, &received[i])
 				})
 			}
 			if fault.end == "hang" {
@@ -95,7 +121,7 @@ func TestCut_NeverLooksWhole(t *testing.T) {
 				require.Less(t, answers[i].took, rawLimit, "%s, %s: the client waited in vain", fault.name, c.name)
 			}
 			fault.mend()
-			sc.AwaitLinks(20*time.Second, "open", link(node.ID))
+			sc.AwaitLinks(20*time.Second, "open", link(sc.Nodes[0].ID))
 			sc.AwaitRoute(20*time.Second, webHost)
 		}
 		t.Logf("%s: %d responses cut, every client saw an error, the last one %v after the fault", fault.name, n, took.Round(time.Millisecond))

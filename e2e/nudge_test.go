@@ -21,7 +21,11 @@ const (
 	nudgeSpread = 400 * time.Microsecond
 	nudgeConns  = 16 // clients with a kept-alive connection each
 	nudgeRounds = 1500
-	longRun     = 20 // seconds that a download and a stream of events take
+	// nudgedMost is when few kept-alive connections lead to a closed placement
+	// any more, nudgedWithin when none does.
+	nudgedMost   = 10 * time.Millisecond
+	nudgedWithin = 600 * time.Millisecond
+	longRun      = 20 // seconds that a download and a stream of events take
 )
 
 // received counts requests by id, over all placements.
@@ -66,16 +70,30 @@ func (r *received) handler(name string) http.Handler {
 
 // keptClient is a client with one connection, of which nothing is repeated.
 type keptClient struct {
+	addr   string
 	conn   net.Conn
 	reader *bufio.Reader
+	used   int // requests on the connection; nginx ends it after some
 }
 
-func dialKept(t *testing.T, addr string) *keptClient {
+// keptMost is below nginx's keepalive_requests.
+const keptMost = 500
+
+func (c *keptClient) dial(t *testing.T) {
 	t.Helper()
-	conn, err := net.Dial("tcp", addr)
+	if c.conn != nil {
+		_ = c.conn.Close()
+	}
+	conn, err := net.Dial("tcp", c.addr)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	return &keptClient{conn: conn, reader: bufio.NewReader(conn)}
+	c.conn, c.reader, c.used = conn, bufio.NewReader(conn), 0
+}
+
+func (c *keptClient) send(request []byte) error {
+	c.used++
+	_, err := c.conn.Write(request)
+	return err
 }
 
 func postBytes(path, id string) []byte {
@@ -100,10 +118,31 @@ func TestNudge_POSTsAtAPlannedClose(t *testing.T) {
 	p := newInprocess(t, map[string]http.Handler{"a": rec.handler("a"), "b": rec.handler("b")})
 	var clients []*keptClient
 	for range nudgeConns {
-		clients = append(clients, dialKept(t, p.address()))
+		c := &keptClient{addr: p.address()}
+		c.dial(t)
+		clients = append(clients, c)
 	}
 	reloads := p.reloads()
-	sent, within, toClosing, round := 0, 0, 0, 0
+	sent, within, toClosing, late, round := 0, 0, 0, 0, 0
+	// batch sends one POST on every connection and returns how many of them the
+	// placement answered.
+	batch := func(prefix string, by *inprocessNode) (n int) {
+		for i, c := range clients {
+			if c.used >= keptMost {
+				c.dial(t)
+			}
+			require.NoError(t, c.send(postBytes("/warm", fmt.Sprintf("%s-%d", prefix, i))))
+		}
+		for i, c := range clients {
+			status, who, err := c.answer()
+			require.NoError(t, err, "%s-%d", prefix, i)
+			require.Equal(t, 200, status, "%s-%d", prefix, i)
+			if who == by.name {
+				n++
+			}
+		}
+		return n
+	}
 	var offsets []time.Duration
 	for ; within < nudgePOSTs && round < nudgeRounds; round++ {
 		closing := p.nodes["a"]
@@ -111,15 +150,7 @@ func TestNudge_POSTsAtAPlannedClose(t *testing.T) {
 			closing = p.nodes["b"]
 		}
 		// Warm connections of nginx to both.
-		for i, c := range clients {
-			_, err := c.conn.Write(postBytes("/warm", fmt.Sprintf("warm-%d-%d", round, i)))
-			require.NoError(t, err)
-		}
-		for i, c := range clients {
-			status, _, err := c.answer()
-			require.NoError(t, err, "warming request %d of round %d", i, round)
-			require.Equal(t, 200, status)
-		}
+		batch(fmt.Sprintf("warm-%d", round), closing)
 		requests := make([][]byte, nudgeConns)
 		due := make([]time.Duration, nudgeConns)
 		for i := range requests {
@@ -140,8 +171,7 @@ func TestNudge_POSTsAtAPlannedClose(t *testing.T) {
 		for i, c := range clients {
 			spinUntil(at.Add(due[i]))
 			times[i] = time.Now()
-			_, err := c.conn.Write(requests[i])
-			require.NoError(t, err)
+			require.NoError(t, c.send(requests[i]))
 		}
 		<-done
 		for i, c := range clients {
@@ -159,6 +189,12 @@ func TestNudge_POSTsAtAPlannedClose(t *testing.T) {
 			}
 		}
 		p.await(5*time.Second, "the link is no longer open", func() bool { return p.state(closing).String() == "joined" })
+		<-time.After(nudgedMost)
+		late += batch(fmt.Sprintf("late-%d", round), closing)
+		if round%50 == 0 {
+			<-time.After(nudgedWithin)
+			require.Zero(t, batch(fmt.Sprintf("after-%d", round), closing), "no request reaches a placement that was closed")
+		}
 		p.serve(closing)
 	}
 	require.GreaterOrEqual(t, within, nudgePOSTs, "the machine is too busy to hit the moment")
@@ -174,8 +210,9 @@ func TestNudge_POSTsAtAPlannedClose(t *testing.T) {
 	require.Equal(t, sent, delivered, "every POST was delivered")
 	require.Equal(t, reloads, p.reloads(), "nginx was reloaded meanwhile, which loses requests by itself")
 	slices.Sort(offsets)
-	t.Logf("%d planned closes, %d POSTs sent, %d of them within ±%v of the close (median offset %v), %d answered by the closing placement: 0 lost, 0 doubled",
-		round, sent, within, nudgeSpread, offsets[len(offsets)/2].Round(time.Microsecond), toClosing)
+	t.Logf("%d planned closes, %d POSTs sent, %d of them within ±%v of the close (median offset %v), %d answered by the closing placement: 0 lost, 0 doubled; "+
+		"of %d POSTs after another %v, %d still went to the closed one",
+		round, sent, within, nudgeSpread, offsets[len(offsets)/2].Round(time.Microsecond), toClosing, round*nudgeConns, nudgedMost, late)
 }
 
 func spinUntil(at time.Time) {

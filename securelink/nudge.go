@@ -5,8 +5,16 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
+)
+
+// Early bytes keep a distance: those that a client reads together with an
+// answer do not end its connection, and there are only three until the next.
+const (
+	nudgeAgain = 3 * time.Millisecond   // by then a client has put the connection into its pool
+	nudgeLast  = 100 * time.Millisecond // a busy one too
 )
 
 // tlsRecordType is the first byte of every TLS 1.3 record after the handshake;
@@ -22,8 +30,9 @@ const recordStart = "\x17\x03\x03"
 // pool sees it readable and drops it; one that waits for an answer just waits
 // for the rest of the record. So idle connections end without a race, and
 // requests under way lose nothing (measured with nginx 1.22). A client that is
-// just reading an answer may take the byte along and then keep the connection,
-// so repeated nudges send the second and the third constant byte.
+// just reading an answer may swallow the byte with it and then keep the
+// connection, so the second constant byte follows a moment after every answer,
+// and repeated nudges send the second and the third.
 //
 // It relies on crypto/tls passing whole records to Write, which it does.
 type Nudger struct {
@@ -36,8 +45,10 @@ type Nudger struct {
 	draining atomic.Bool
 
 	mu    sync.Mutex
-	ready bool // the handshake is over: records begin with tlsRecordType
-	early int  // bytes of the next record that are on the wire already
+	ready bool        // the handshake is over: records begin with tlsRecordType
+	early int         // bytes of the next record that are on the wire already
+	sent  time.Time   // when the last of them was
+	again *time.Timer // nudges once more after a write; nil before the first
 	err   error
 }
 
@@ -79,6 +90,12 @@ func (n *Nudger) sendEarlyLocked() {
 	if n.err != nil || !n.ready {
 		return
 	}
+	now := time.Now()
+	switch passed := now.Sub(n.sent); {
+	case n.early == 1 && passed < nudgeAgain, n.early == 2 && passed < nudgeLast:
+		return
+	}
+	n.sent = now
 	n.early, n.err = sendEarly(n.TCPConn, n.early)
 }
 
@@ -110,18 +127,29 @@ func (n *Nudger) Write(b []byte) (int, error) {
 	if n.err != nil {
 		return 0, n.err
 	}
-	want := len(b)
-	if n.ready {
-		b = b[n.early:] // what is out already
-		n.early = 0
+	if !n.ready || len(b) == 0 || (n.early == 0 && !n.draining.Load()) {
+		m, err := n.TCPConn.Write(b)
+		n.err = err
+		if n.draining.Load() {
+			n.sendEarlyLocked()
+		}
+		return m, err
 	}
-	if _, err := n.TCPConn.Write(b); err != nil {
+	// What is out already is left off, and the next record's first byte is
+	// added in the same write: the peer most often sees it at once.
+	want := len(b)
+	b = b[n.early:]
+	out := make([]byte, 0, len(b)+1)
+	out = append(append(out, b...), tlsRecordType)
+	if _, err := n.TCPConn.Write(out); err != nil {
 		n.err = err
 		return 0, err
 	}
-	// A write of its own: a peer takes what came with the answer along.
-	if n.draining.Load() {
-		n.sendEarlyLocked()
+	n.early, n.sent = 1, time.Now()
+	if n.again == nil {
+		n.again = time.AfterFunc(nudgeAgain, n.Nudge)
+	} else {
+		n.again.Reset(nudgeAgain)
 	}
 	return want, nil
 }
