@@ -42,14 +42,17 @@ type Nudger struct {
 	// them first. Owned by the reader.
 	First []byte
 
+	reader *rawReader // owned by the reader
+
 	draining atomic.Bool
 
-	mu    sync.Mutex
-	ready bool        // the handshake is over: records begin with tlsRecordType
-	early int         // bytes of the next record that are on the wire already
-	sent  time.Time   // when the last of them was
-	again *time.Timer // nudges once more after a write; nil before the first
-	err   error
+	mu     sync.Mutex
+	writer *rawWriter
+	ready  bool        // the handshake is over: records begin with tlsRecordType
+	early  int         // bytes of the next record that are on the wire already
+	sent   time.Time   // when the last of them was
+	again  *time.Timer // nudges once more after a write; nil before the first
+	err    error
 }
 
 // Read implements net.Conn.
@@ -59,7 +62,25 @@ func (n *Nudger) Read(b []byte) (int, error) {
 		n.First = n.First[m:]
 		return m, nil
 	}
-	return n.TCPConn.Read(b)
+	if n.reader == nil {
+		raw, err := n.TCPConn.SyscallConn()
+		if err != nil {
+			return 0, err
+		}
+		n.reader = newRawReader(raw)
+	}
+	return n.reader.read(b)
+}
+
+func (n *Nudger) sendLocked(b []byte) error {
+	if n.writer == nil {
+		raw, err := n.TCPConn.SyscallConn()
+		if err != nil {
+			return err
+		}
+		n.writer = newRawWriter(raw)
+	}
+	return n.writer.write(b)
 }
 
 // Ready tells the Nudger that the handshake is over. If a nudge was asked for
@@ -128,12 +149,13 @@ func (n *Nudger) Write(b []byte) (int, error) {
 		return 0, n.err
 	}
 	if !n.ready || len(b) == 0 || (n.early == 0 && !n.draining.Load()) {
-		m, err := n.TCPConn.Write(b)
-		n.err = err
+		if n.err = n.sendLocked(b); n.err != nil {
+			return 0, n.err
+		}
 		if n.draining.Load() {
 			n.sendEarlyLocked()
 		}
-		return m, err
+		return len(b), nil
 	}
 	// What is out already is left off, and the next record's first byte is
 	// added in the same write: the peer most often sees it at once.
@@ -141,9 +163,8 @@ func (n *Nudger) Write(b []byte) (int, error) {
 	b = b[n.early:]
 	out := make([]byte, 0, len(b)+1)
 	out = append(append(out, b...), tlsRecordType)
-	if _, err := n.TCPConn.Write(out); err != nil {
-		n.err = err
-		return 0, err
+	if n.err = n.sendLocked(out); n.err != nil {
+		return 0, n.err
 	}
 	n.early, n.sent = 1, time.Now()
 	if n.again == nil {

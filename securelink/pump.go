@@ -6,7 +6,6 @@ import (
 	"net"
 	"runtime"
 	"sync"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -78,8 +77,9 @@ func (j *Joiner) Copy(dst, src *net.TCPConn) error {
 		return err
 	}
 	var end error
+	w := newRawWriter(out)
 	waitErr := in.Read(func(fd uintptr) bool {
-		end = j.drain(dst, out, int(fd))
+		end = j.drain(w, int(fd))
 		return end != nil
 	})
 	if errors.Is(end, io.EOF) {
@@ -89,11 +89,11 @@ func (j *Joiner) Copy(dst, src *net.TCPConn) error {
 }
 
 // drain moves what is readable. It returns nil when the source would block.
-func (j *Joiner) drain(dst *net.TCPConn, out syscall.RawConn, fd int) error {
+func (j *Joiner) drain(w *rawWriter, fd int) error {
 	buf := j.buffer()
 	defer j.buffers.Put(buf)
 	for {
-		n, err := ignoringEINTR(func() (int, error) { return unix.Read(fd, *buf) })
+		n, err := rawRead(fd, *buf)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
 			return nil
@@ -102,7 +102,7 @@ func (j *Joiner) drain(dst *net.TCPConn, out syscall.RawConn, fd int) error {
 		case n == 0:
 			return io.EOF
 		}
-		if _, err := dst.Write((*buf)[:n]); err != nil {
+		if err := w.write((*buf)[:n]); err != nil {
 			return err
 		}
 		if n < len(*buf) {
@@ -110,7 +110,7 @@ func (j *Joiner) drain(dst *net.TCPConn, out syscall.RawConn, fd int) error {
 			// these bytes, and the poller tells of both only once.
 			continue
 		}
-		if err := j.splice(out, fd); err != nil {
+		if err := j.splice(w, fd); err != nil {
 			return err
 		}
 	}
@@ -118,16 +118,13 @@ func (j *Joiner) drain(dst *net.TCPConn, out syscall.RawConn, fd int) error {
 
 // splice moves bulk through a pipe until the source would block or ends (nil:
 // the caller's next read tells which).
-func (j *Joiner) splice(out syscall.RawConn, fd int) error {
+func (j *Joiner) splice(w *rawWriter, fd int) error {
 	p, err := j.pipe()
 	if err != nil {
 		return nil // out of descriptors: the caller goes on by copying
 	}
 	for {
-		n, err := ignoringEINTR(func() (int, error) {
-			n, err := unix.Splice(fd, nil, p.w, nil, spliceMost, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-			return int(n), err
-		})
+		n, err := rawSplice(fd, p.w, spliceMost)
 		if err != nil || n == 0 {
 			j.pipes.Put(p)
 			if errors.Is(err, unix.EAGAIN) || err == nil {
@@ -135,7 +132,7 @@ func (j *Joiner) splice(out syscall.RawConn, fd int) error {
 			}
 			return err
 		}
-		if err := p.emptyInto(out, n); err != nil {
+		if err := w.empty(p, n); err != nil {
 			p.close() // it still holds bytes
 			return err
 		}
@@ -144,28 +141,6 @@ func (j *Joiner) splice(out syscall.RawConn, fd int) error {
 			return nil
 		}
 	}
-}
-
-func (p *pipe) emptyInto(out syscall.RawConn, n int) error {
-	var end error
-	err := out.Write(func(fd uintptr) bool {
-		for n > 0 {
-			m, err := ignoringEINTR(func() (int, error) {
-				m, err := unix.Splice(p.r, nil, int(fd), nil, n, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-				return int(m), err
-			})
-			if errors.Is(err, unix.EAGAIN) {
-				return false
-			}
-			if err != nil {
-				end = err
-				return true
-			}
-			n -= m
-		}
-		return true
-	})
-	return errors.Join(end, err)
 }
 
 func (p *pipe) close() {
@@ -198,13 +173,4 @@ func (j *Joiner) pipe() (*pipe, error) {
 	p := &pipe{r: fds[0], w: fds[1]}
 	p.cleanup = runtime.AddCleanup(p, closePair, fds)
 	return p, nil
-}
-
-func ignoringEINTR(fn func() (int, error)) (int, error) {
-	for {
-		n, err := fn()
-		if !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
-	}
 }

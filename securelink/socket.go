@@ -74,3 +74,12 @@ func stale(c *net.TCPConn) bool {
 	})
 	return err != nil || gone
 }
+
+func ignoringEINTR(fn func() (int, error)) (int, error) {
+	for {
+		n, err := fn()
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}

@@ -38,6 +38,7 @@ func Listen(ctx context.Context, port uint16) (net.Listener, error) {
 			return opt
 		},
 	}
+	conf.SetMultipathTCP(false) // nobody here speaks it, and it makes every accept dearer
 	ln, err := conf.Listen(ctx, "tcp4", net.JoinHostPort("0.0.0.0", strconv.Itoa(int(port))))
 	if err != nil {
 		return nil, fmt.Errorf("listen for link endpoints on port %d of the loopback device (another program may use the port, or the process lacks CAP_NET_RAW): %w", port, err)

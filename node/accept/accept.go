@@ -57,6 +57,9 @@ type Acceptor struct {
 	tls     map[placement.Protocol]*tls.Config
 	buffers sync.Pool
 	results *prometheus.CounterVec
+	// handshakes counts those with nginx; a full one costs it several times
+	// the CPU time of a resumed one.
+	handshakes *prometheus.CounterVec
 
 	mu      sync.Mutex
 	records map[placement.LinkID]securelink.Record
@@ -74,6 +77,7 @@ type stream struct {
 func New(cfg Config) *Acceptor {
 	a := &Acceptor{
 		cfg:     cfg,
+		buffers: sync.Pool{New: func() any { b := make([]byte, 2*record); return &b }},
 		tls:     map[placement.Protocol]*tls.Config{},
 		records: map[placement.LinkID]securelink.Record{},
 		streams: map[placement.LinkID]map[*stream]struct{}{},
@@ -81,6 +85,9 @@ func New(cfg Config) *Acceptor {
 		results: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "opfield_node_streams_total", Help: "Streams asked for, by result.",
 		}, []string{"result"}),
+		handshakes: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "opfield_node_handshakes_total", Help: "TLS handshakes with ingress nodes: full or resumed.",
+		}, []string{"kind"}),
 	}
 	for proto, alpn := range map[placement.Protocol][]string{
 		placement.ProtocolHTTP: {"http/1.1"},
@@ -89,9 +96,12 @@ func New(cfg Config) *Acceptor {
 	} {
 		a.tls[proto] = cfg.TLS.Clone()
 		a.tls[proto].NextProtos = alpn
+		// nginx decrypts nothing before a record is whole, and each is a
+		// system call at every hop: no small ones at the start.
+		a.tls[proto].DynamicRecordSizingDisabled = true
 	}
 	if cfg.Registerer != nil {
-		cfg.Registerer.MustRegister(a.results, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		cfg.Registerer.MustRegister(a.results, a.handshakes, prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 			Name: "opfield_node_streams", Help: "Streams that run now.",
 		}, func() float64 { return float64(a.Streams()) }))
 	}

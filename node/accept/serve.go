@@ -14,8 +14,12 @@ import (
 	"github.com/opfield/availability/securelink"
 )
 
-// record is the largest TLS record's payload (RFC 8446 section 5.1).
-const record = 16 << 10
+const (
+	// record is the largest TLS record's payload (RFC 8446 section 5.1).
+	record = 16 << 10
+	// request is the buffer of a stream while nothing arrives.
+	request = 1 << 10
+)
 
 var (
 	errServerName = errors.New("server name is not that of the link's workload")
@@ -24,10 +28,13 @@ var (
 
 // serve finishes TLS and copies both ways. An error means that the stream was
 // cut and must be reset.
-func (a *Acceptor) serve(st *stream, r securelink.Record, app *net.TCPConn) error {
+func (a *Acceptor) serve(st *stream, r securelink.Record, conn *net.TCPConn) error {
+	app, err := securelink.NewSocket(conn)
+	if err != nil {
+		return err
+	}
 	var proxy []byte
 	if r.Protocol == placement.ProtocolTCP {
-		var err error
 		if proxy, err = takeProxyLine(st.conn); err != nil {
 			return err
 		}
@@ -38,7 +45,13 @@ func (a *Acceptor) serve(st *stream, r securelink.Record, app *net.TCPConn) erro
 	if err := t.HandshakeContext(ctx); err != nil {
 		return fmt.Errorf("handshake: %w", err)
 	}
-	if t.ConnectionState().ServerName != st.link.ServerName() {
+	state := t.ConnectionState()
+	kind := "full"
+	if state.DidResume {
+		kind = "resumed"
+	}
+	a.handshakes.WithLabelValues(kind).Inc()
+	if state.ServerName != st.link.ServerName() {
 		return errServerName
 	}
 	st.conn.Ready()
@@ -51,44 +64,40 @@ func (a *Acceptor) serve(st *stream, r securelink.Record, app *net.TCPConn) erro
 }
 
 // copy moves bytes until both directions have ended cleanly, or one was cut.
-func (a *Acceptor) copy(t *tls.Conn, conn *securelink.Nudger, app *net.TCPConn) error {
+func (a *Acceptor) copy(t *tls.Conn, conn *securelink.Nudger, app *securelink.Socket) error {
 	var up error
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if up = a.direction(app, t); up == nil {
+		if up = a.toApp(app, t); up == nil {
 			_ = app.CloseWrite()
 			return
 		}
 		securelink.Abort(conn.TCPConn)
-		securelink.Abort(app)
+		securelink.Abort(app.TCPConn)
 	})
-	down := a.direction(t, app)
+	down := a.toClient(t, app)
 	if down == nil {
 		// close_notify, but no TCP end yet: the other direction may go on,
 		// and the sidecar must not take this for the end of the stream.
 		_ = t.CloseWrite()
 	} else {
 		securelink.Abort(conn.TCPConn)
-		securelink.Abort(app)
+		securelink.Abort(app.TCPConn)
 	}
 	wg.Wait()
 	return errors.Join(down, up)
 }
 
-// direction copies until src ends; nil is a clean end.
-func (a *Acceptor) direction(dst io.Writer, src io.Reader) error {
-	buf, ok := a.buffers.Get().(*[]byte)
-	if !ok {
-		b := make([]byte, 2*record)
-		buf = &b
-	}
-	defer a.buffers.Put(buf)
+// toClient copies until the application ends; nil is a clean end. While the
+// application is silent it holds no buffer.
+func (a *Acceptor) toClient(t *tls.Conn, app *securelink.Socket) error {
 	for {
-		n, err := src.Read(*buf)
+		buf, n, err := app.ReadPooled(&a.buffers)
 		if n > 0 {
-			if _, err := dst.Write((*buf)[:n]); err != nil {
-				return err
-			}
+			_, err = t.Write((*buf)[:n])
+		}
+		if buf != nil {
+			a.buffers.Put(buf)
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -97,6 +106,46 @@ func (a *Acceptor) direction(dst io.Writer, src io.Reader) error {
 			return err
 		}
 	}
+}
+
+// toApp copies until the client ends; nil is a clean end. While the client is
+// silent it holds a small buffer, which most requests fit into.
+func (a *Acceptor) toApp(app *securelink.Socket, t *tls.Conn) error {
+	small := make([]byte, request)
+	for {
+		n, err := pass(app, t, small)
+		if err == nil && n == len(small) {
+			err = a.bulkToApp(app, t)
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// bulkToApp goes on with a large buffer as long as more than a request comes.
+func (a *Acceptor) bulkToApp(app *securelink.Socket, t *tls.Conn) error {
+	buf := a.buffers.Get().(*[]byte)
+	defer a.buffers.Put(buf)
+	for {
+		if n, err := pass(app, t, *buf); err != nil || n < request {
+			return err
+		}
+	}
+}
+
+// pass passes on what one read gives.
+func pass(app *securelink.Socket, t *tls.Conn, buf []byte) (int, error) {
+	n, err := t.Read(buf)
+	if n > 0 {
+		if _, err := app.Write(buf[:n]); err != nil {
+			return n, err
+		}
+	}
+	return n, err
 }
 
 // proxyLineMost is the longest header of PROXY protocol version 1.
