@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -44,12 +45,12 @@ func (c *demoRunCmd) Run(s *session, cli *app) error {
 }
 
 type demoVerbCmd struct {
-	Target string `arg:"" help:"node-1, node-2 or node-3; for relays relay-1 or relay-2."`
+	Target string `arg:"" optional:"" help:"node-1, node-2 or node-3; for relays relay-1 or relay-2. Default: the first, or the one that is cut off or stopped."`
 }
 
 // Run sends the verb to the running demo.
 func (c *demoVerbCmd) Run(s *session, cli *app, verb demoVerb) error {
-	_, err := askDemo(s.ctx, cli.Demo.Control, http.MethodPost, "/"+string(verb)+"/"+c.Target)
+	_, err := askDemo(s.ctx, cli.Demo.Control, http.MethodPost, "/"+string(verb)+"?target="+url.QueryEscape(c.Target))
 	return err
 }
 

@@ -107,6 +107,36 @@ func (d *Demo) startRelay(id string) error {
 	return nil
 }
 
+// usual returns what a verb means without a target.
+func (d *Demo) usual(verb string) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	switch verb {
+	case "stop-relay":
+		return "relay-1"
+	case "start-relay":
+		for _, r := range d.sys.Relays {
+			if !r.Process.Running() {
+				return r.ID
+			}
+		}
+		return "relay-1"
+	case "heal":
+		for _, c := range d.cuts {
+			if c.to.IsZero() {
+				return c.node
+			}
+		}
+	case "start-container":
+		for id, app := range d.apps {
+			if !app.Inspect().State.Running {
+				return id
+			}
+		}
+	}
+	return cutNode
+}
+
 func (d *Demo) node(id string) (*system.Node, error) {
 	for _, n := range d.sys.Nodes {
 		if n.ID == id {
@@ -151,8 +181,12 @@ func (d *Demo) listen(ctx context.Context) (stop func(), err error) {
 		"stop-relay":      d.stopRelay,
 		"start-relay":     d.startRelay,
 	} {
-		mux.HandleFunc("POST /"+name+"/{target}", func(w http.ResponseWriter, r *http.Request) {
-			if err := verb(r.PathValue("target")); err != nil {
+		mux.HandleFunc("POST /"+name, func(w http.ResponseWriter, r *http.Request) {
+			target := r.URL.Query().Get("target")
+			if target == "" {
+				target = d.usual(name)
+			}
+			if err := verb(target); err != nil {
 				http.Error(w, err.Error(), http.StatusConflict)
 			}
 		})
