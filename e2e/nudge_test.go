@@ -145,9 +145,9 @@ func TestNudge_POSTsAtAPlannedClose(t *testing.T) {
 	}
 	var offsets []time.Duration
 	for ; within < nudgePOSTs && round < nudgeRounds; round++ {
-		closing, other := p.nodes["a"], p.nodes["b"]
+		closing := p.nodes["a"]
 		if round%2 == 1 {
-			closing, other = other, closing
+			closing = p.nodes["b"]
 		}
 		// Warm connections of nginx to both.
 		batch(fmt.Sprintf("warm-%d", round), closing)

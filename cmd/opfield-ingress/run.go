@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -68,7 +66,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 		TLS: func(relay string) *tls.Config {
 			return id.ClientTLS(identity.Name{Role: identity.RoleRelay, ID: relay})
 		},
-		Instance: instance(), Watcher: news, Logger: log,
+		Instance: daemon.Instance(), Watcher: news, Logger: log,
 	})
 	self, err := os.Executable()
 	if err != nil {
@@ -101,10 +99,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if p.handover, err = daemon.NewHandover(c.PIDFile); err != nil {
 		return err
 	}
-	defer p.handover.Stop()
-	p.ln, err = p.handover.ListenWithCallback("tcp", fmt.Sprintf("lo:%d", c.EndpointPort), func(string, string) (net.Listener, error) {
-		return endpoint.Listen(ctx, c.EndpointPort)
-	})
+	p.ln, err = p.handover.Listen(func() (net.Listener, error) { return endpoint.Listen(ctx, c.EndpointPort) })
 	if err != nil {
 		return err
 	}
@@ -188,13 +183,6 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	err = errors.Join(err, <-served)
 	stopStreams()
 	return errors.Join(err, carry.Wait())
-}
-
-// instance names this process to the relays.
-func instance() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // it never fails (crypto/rand)
-	return binary.BigEndian.Uint64(b[:])
 }
 
 func addresses(all []ingress.RelayAddress) []securelink.RelayAddress {

@@ -18,8 +18,9 @@ import (
 	"github.com/opfield/availability/relay"
 )
 
-// stopWithin is how long running streams may go on after SIGTERM.
-const stopWithin = 20 * time.Second
+// stopWithin is how long running streams may go on after SIGTERM without a
+// successor. Peers wait for 8 s (--restart-within): the rest is for the start.
+const stopWithin = 3 * time.Second
 
 type runCmd struct {
 	daemon.Common
@@ -71,8 +72,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer handover.Stop()
-	ln, err := handover.Listen("tcp", c.Listen)
+	ln, err := handover.Listen(func() (net.Listener, error) { return net.Listen("tcp", c.Listen) })
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}

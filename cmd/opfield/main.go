@@ -42,6 +42,7 @@ type app struct {
 	Nodes    nodesCmd    `cmd:"" help:"Nodes."`
 	Identity identityCmd `cmd:"" help:"Identities of processes."`
 	NATS     natsCmd     `cmd:"" name:"nats" help:"Use an own NATS cluster."`
+	Demo     demoCmd     `cmd:"" help:"Try it out on this machine."`
 	Version  versionCmd  `cmd:"" help:"Print the version."`
 }
 
@@ -95,7 +96,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 		return exitUsage
 	}
 	s := &session{ctx: ctx, client: newClient(cli.Socket), json: cli.JSON, out: stdout, talk: stderr}
-	err = kctx.Run(s, &cli)
+	verb := ""
+	if n := kctx.Selected(); n != nil {
+		verb = n.Name
+	}
+	err = kctx.Run(s, &cli, demoVerb(verb))
 	var usage usageError
 	switch {
 	case err == nil:

@@ -235,15 +235,14 @@ func (s *Set) decide(l *link, start time.Time, tried map[placement.LinkID]struct
 		}
 	}
 	left := start.Add(hold).Sub(now)
-	if left <= 0 || !own && !o.MayHold && o.State != upstream.Joined {
+	if left <= 0 || !reachable && !o.MayHold || !own && !o.MayHold && o.State != upstream.Joined {
 		return verdict{refuse: true}
 	}
 	if own && reachable && !failedHere {
 		return verdict{target: o.Link, epoch: o.Epoch, within: left, alone: s.changed}
 	}
-	if o.State == upstream.Joined && reachable && len(tried) > 0 {
-		// Every sibling was tried: nginx must go on.
-		return verdict{refuse: true}
+	if !o.MayHold {
+		return verdict{refuse: true} // everything was tried: nginx must go on
 	}
 	return verdict{wait: s.changed, within: left}
 }

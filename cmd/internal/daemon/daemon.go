@@ -4,6 +4,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -145,6 +147,13 @@ func Main(name, description, version string, cli any) (code int) {
 	default:
 		return fail(ExitFailed, err)
 	}
+}
+
+// Instance returns a random number that names this process to the relays.
+func Instance() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // it never fails (crypto/rand)
+	return binary.BigEndian.Uint64(b[:])
 }
 
 // Ended returns err unless it says that a context ended, which is how every
