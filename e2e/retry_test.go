@@ -9,7 +9,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/opfield/availability/e2e/lab"
 	"github.com/opfield/availability/e2e/system"
 )
 
@@ -158,12 +157,17 @@ func TestRetry_Deliveries(t *testing.T) {
 // RTE-4: both rendered primaries are closed and a third placement opens that
 // nginx has not been told of as one.
 func TestRetry_OnlyABackupServes(t *testing.T) {
-	sc := newScene(t, system.Config{Relays: 1, Nodes: 3}, true)
-	before, err := sc.IngressStatus()
-	require.NoError(t, err)
+	sc := newScene(t, system.Config{Relays: 1, Nodes: 3}, false)
 	last := sc.Nodes[2]
-	sc.apps[last.ID].Remove()
-	sc.apps[last.ID] = last.RunApp(lab.App{Workload: "web"})
+	first, err := sc.IngressStatus()
+	require.NoError(t, err)
+	sc.apps[last.ID].Kill("KILL")
+	var before system.IngressStatus
+	sc.Env.Await(60*time.Second, "nginx lists "+last.ID+" as a backup", func() bool {
+		before, err = sc.IngressStatus()
+		return err == nil && before.Reload.Generation != first.Reload.Generation && !before.Reload.Pending
+	})
+	sc.apps[last.ID].Start()
 	sc.AwaitLinks(20*time.Second, "open", link(last.ID))
 	for _, n := range sc.Nodes[:2] {
 		sc.apps[n.ID].Kill("KILL")
