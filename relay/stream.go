@@ -35,7 +35,7 @@ func (s *Server) open(from *session, conn *net.TCPConn, body []byte) {
 	}
 	defer from.parted(conn)
 	defer to.parted(far)
-	if _, err := conn.Write(securelink.AppendFrame(nil, securelink.FrameOK, nil)); err != nil {
+	if err := securelink.WriteFull(conn, securelink.AppendFrame(nil, securelink.FrameOK, nil)); err != nil {
 		securelink.Abort(far)
 		return
 	}
@@ -84,7 +84,7 @@ func (s *Server) ask(ctx context.Context, to *session, far *net.TCPConn, frame [
 	defer to.parted(far)
 	deadline, _ := ctx.Deadline()
 	_ = far.SetDeadline(deadline)
-	if _, err := far.Write(frame); err != nil {
+	if err := securelink.WriteFull(far, frame); err != nil {
 		_ = far.Close()
 		return s.lost(ctx, to, err)
 	}

@@ -19,7 +19,7 @@ func (i *Incoming) Accept() (*net.TCPConn, error) {
 	if err := Unwatch(i.conn); err != nil {
 		return nil, err
 	}
-	if _, err := i.conn.Write(AppendFrame(nil, FrameOK, nil)); err != nil {
+	if err := WriteFull(i.conn, AppendFrame(nil, FrameOK, nil)); err != nil {
 		return nil, err
 	}
 	return i.conn, nil

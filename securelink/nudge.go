@@ -21,6 +21,9 @@ const (
 // the version behind it is constant too (RFC 8446 section 5.2).
 const tlsRecordType = 0x17
 
+// corkRoom is what a small answer and the close_notify behind it need.
+const corkRoom = 1 << 10
+
 // recordStart is how every record begins whatever is in it: the bytes that can
 // be sent before the record is known.
 const recordStart = "\x17\x03\x03"
@@ -48,6 +51,7 @@ type Nudger struct {
 
 	mu     sync.Mutex
 	writer *rawWriter
+	corked []byte      // records that wait for Uncork; nil: none do
 	ready  bool        // the handshake is over: records begin with tlsRecordType
 	early  int         // bytes of the next record that are on the wire already
 	sent   time.Time   // when the last of them was
@@ -141,10 +145,42 @@ func sendEarly(c *net.TCPConn, early int) (int, error) {
 	return early + max(count, 0), errors.Join(err, sendErr)
 }
 
+// Cork keeps records back until Uncork writes them all at once.
+func (n *Nudger) Cork() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.corked = make([]byte, 0, corkRoom)
+}
+
+// Uncork writes what Cork kept back, however long the peer takes: the deadline
+// that crypto/tls leaves behind its close_notify is lifted.
+func (n *Nudger) Uncork() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	b := n.corked
+	n.corked = nil
+	if len(b) == 0 {
+		return n.err
+	}
+	if err := n.SetWriteDeadline(time.Time{}); err != nil {
+		return err
+	}
+	_, err := n.writeLocked(b)
+	return err
+}
+
 // Write writes one or more whole TLS records.
 func (n *Nudger) Write(b []byte) (int, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if n.corked != nil {
+		n.corked = append(n.corked, b...)
+		return len(b), nil
+	}
+	return n.writeLocked(b)
+}
+
+func (n *Nudger) writeLocked(b []byte) (int, error) {
 	if n.err != nil {
 		return 0, n.err
 	}

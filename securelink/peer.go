@@ -239,7 +239,7 @@ func (s *session) ask(ctx context.Context, conn *net.TCPConn, frame []byte) (ans
 	}
 	past := time.Unix(1, 0)
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(past) })
-	if _, err := conn.Write(frame); err != nil {
+	if err := WriteFull(conn, frame); err != nil {
 		stop()
 		return false, err
 	}

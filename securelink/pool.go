@@ -123,7 +123,7 @@ func (p *pool) dial(ctx context.Context) (*net.TCPConn, error) {
 		_ = tcp.Close()
 		return nil, err
 	}
-	if _, err := tcp.Write(append([]byte(Magic), token[:]...)); err != nil {
+	if err := WriteFull(tcp, append([]byte(Magic), token[:]...)); err != nil {
 		_ = tcp.Close()
 		return nil, err
 	}

@@ -33,6 +33,15 @@ func rawSplice(from, to, n int) (int, error) {
 	return rawCall(unix.SYS_SPLICE, from, nil, to, n, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
 }
 
+func rawSetsockopt(fd, level, name int, value int32) error {
+	_, _, errno := syscall.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name),
+		uintptr(unsafe.Pointer(&value)), unsafe.Sizeof(value), 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}
+
 func rawCall(number uintptr, fd int, p unsafe.Pointer, n, a5, a6 int) (int, error) {
 	for {
 		got, _, errno := syscall.RawSyscall6(number, uintptr(fd), uintptr(p), uintptr(n), 0, uintptr(a5), uintptr(a6))
@@ -58,6 +67,7 @@ type rawReader struct {
 	// With a pool, the buffer is borrowed for the time of a call.
 	pool     *sync.Pool
 	borrowed *[]byte
+	behind   error // what was found behind the bytes; the kernel tells it only once
 }
 
 func newRawReader(raw syscall.RawConn) *rawReader {
@@ -70,6 +80,16 @@ func newRawReader(raw syscall.RawConn) *rawReader {
 		}
 		r.n, r.err = rawRead(int(fd), buf)
 		if !errors.Is(r.err, unix.EAGAIN) {
+			if r.pool != nil && r.err == nil && r.n > 0 && r.n < len(buf) {
+				more, err := rawRead(int(fd), buf[r.n:])
+				r.n += more
+				switch {
+				case err == nil && more == 0:
+					r.behind = io.EOF
+				case err != nil && !errors.Is(err, unix.EAGAIN):
+					r.behind = err
+				}
+			}
 			return true
 		}
 		if r.pool != nil {
@@ -153,6 +173,15 @@ func (w *rawWriter) run() error {
 	return err
 }
 
+// WriteFull writes a small message like c.Write does, but for less (see above).
+func WriteFull(c *net.TCPConn, b []byte) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	return newRawWriter(raw).write(b)
+}
+
 // Socket reads and writes a TCP connection like the net package, but for less
 // (see above). One goroutine may read while another one writes.
 type Socket struct {
@@ -182,10 +211,14 @@ func (s *Socket) Write(b []byte) (int, error) {
 }
 
 // ReadPooled is Read into a buffer (a *[]byte) of the pool, which is borrowed
-// only when there is something to read. The caller puts it back.
+// only when there is something to read. The caller puts it back. If the end of
+// the stream is there already, it comes with the bytes: io.EOF or an error.
 func (s *Socket) ReadPooled(pool *sync.Pool) (buf *[]byte, n int, err error) {
 	s.r.pool = pool
 	n, err = s.r.read(nil)
+	if err == nil {
+		err = s.r.behind
+	}
 	buf = s.r.borrowed
 	s.r.pool, s.r.borrowed = nil, nil
 	return buf, n, err

@@ -31,9 +31,39 @@ func keepalive(c *net.TCPConn, userTimeout time.Duration, ka net.KeepAliveConfig
 	}
 	var opt error
 	err = raw.Control(func(fd uintptr) {
-		opt = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout/time.Millisecond))
+		for _, o := range [...]struct{ level, name, value int }{
+			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout / time.Millisecond)},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, int(ka.Idle / time.Second)},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, int(ka.Interval / time.Second)},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, ka.Count},
+			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		} {
+			opt = errors.Join(opt, rawSetsockopt(int(fd), o.level, o.name, int32(o.value)))
+		}
 	})
-	return errors.Join(err, opt, c.SetKeepAliveConfig(ka))
+	return errors.Join(err, opt)
+}
+
+// deferAccept is how long a connection may stay silent before it is accepted
+// all the same.
+const deferAccept = 5 * time.Second
+
+// ListenConfig returns the configuration of listeners whose peers speak first:
+// the kernel keeps a connection back until there is something to read
+// (TCP_DEFER_ACCEPT, tcp(7)), which saves a wake-up for each.
+func ListenConfig() *net.ListenConfig {
+	lc := &net.ListenConfig{
+		KeepAlive: -1, // set by Watch
+		Control: func(_, _ string, c syscall.RawConn) error {
+			var opt error
+			err := c.Control(func(fd uintptr) {
+				opt = unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, int(deferAccept/time.Second))
+			})
+			return errors.Join(err, opt)
+		},
+	}
+	lc.SetMultipathTCP(false) // nobody here speaks it, and it makes every accept dearer
+	return lc
 }
 
 // unacknowledged reports whether sent data waits for its acknowledgement, and

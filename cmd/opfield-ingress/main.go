@@ -7,6 +7,7 @@ package main
 import (
 	"context"
 	"os"
+	"runtime"
 
 	"github.com/alecthomas/kong"
 
@@ -41,7 +42,10 @@ func (c *joinCmd) Run(ctx context.Context) error {
 type guardCmd struct{}
 
 // Run is the guard process.
-func (guardCmd) Run() error { return guard.Serve(3) }
+func (guardCmd) Run() error {
+	runtime.GOMAXPROCS(1) // it does one thing at a time
+	return guard.Serve(3)
+}
 
 func main() {
 	os.Exit(daemon.Main("opfield-ingress", "Keeps nginx routing to what serves.", version, &cli{}))

@@ -52,6 +52,7 @@ type parts struct {
 
 // Run runs the sidecar.
 func (c *runCmd) Run(ctx context.Context) error {
+	daemon.MovesBytes()
 	log := c.Logger("ingress", os.Stderr)
 	id, err := identity.Open(c.IdentityDir)
 	if err != nil {

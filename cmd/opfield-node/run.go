@@ -50,6 +50,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if c.Drain < 0 || c.Drain > time.Hour {
 		return daemon.UsageError(fmt.Sprintf("--drain: %v is outside 0 to 1h", c.Drain))
 	}
+	daemon.MovesBytes()
 	p := &parts{log: c.Logger("node", os.Stderr)}
 	var err error
 	if p.id, err = identity.Open(c.IdentityDir); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/opfield/availability/cmd/internal/daemon"
 	"github.com/opfield/availability/identity"
 	"github.com/opfield/availability/relay"
+	"github.com/opfield/availability/securelink"
 )
 
 // stopWithin is how long running streams may go on after SIGTERM without a
@@ -38,6 +39,7 @@ type runCmd struct {
 
 // Run runs the relay.
 func (c *runCmd) Run(ctx context.Context) error {
+	daemon.MovesBytes()
 	log := c.Logger("relay", os.Stderr)
 	id, err := identity.Open(c.IdentityDir)
 	if err != nil {
@@ -72,7 +74,10 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	ln, err := handover.Listen(func() (net.Listener, error) { return net.Listen("tcp", c.Listen) })
+	ln, err := handover.Listen(func() (net.Listener, error) {
+		cfg := securelink.ListenConfig()
+		return cfg.Listen(ctx, "tcp", c.Listen)
+	})
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}

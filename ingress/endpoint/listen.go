@@ -2,6 +2,7 @@ package endpoint
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -9,6 +10,8 @@ import (
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/opfield/availability/securelink"
 )
 
 // DefaultPort is the port of every link endpoint. It lies outside the usual
@@ -25,20 +28,15 @@ func Network() netip.Prefix {
 // that nothing outside this host reaches it; which endpoint a connection
 // means is its local address.
 func Listen(ctx context.Context, port uint16) (net.Listener, error) {
-	conf := net.ListenConfig{
-		KeepAlive: -1,
-		Control: func(_, _ string, c syscall.RawConn) error {
-			var opt error
-			err := c.Control(func(fd uintptr) {
-				opt = unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo")
-			})
-			if err != nil {
-				return err
-			}
-			return opt
-		},
+	conf := securelink.ListenConfig() // nginx begins with its ClientHello
+	first := conf.Control
+	conf.Control = func(network, address string, c syscall.RawConn) error {
+		var opt error
+		err := c.Control(func(fd uintptr) {
+			opt = unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo")
+		})
+		return errors.Join(err, opt, first(network, address, c))
 	}
-	conf.SetMultipathTCP(false) // nobody here speaks it, and it makes every accept dearer
 	ln, err := conf.Listen(ctx, "tcp4", net.JoinHostPort("0.0.0.0", strconv.Itoa(int(port))))
 	if err != nil {
 		return nil, fmt.Errorf("listen for link endpoints on port %d of the loopback device (another program may use the port, or the process lacks CAP_NET_RAW): %w", port, err)

@@ -269,7 +269,7 @@ func (s *Set) join(st *stream) {
 	}
 	// The node ends its side only when both directions are done, so after a
 	// clean end nginx has its close_notify and there is nothing left to send.
-	_, _ = st.nginx.Write(make([]byte, endJunk))
+	_, _ = st.nginx.Write(s.junk)
 	if err != nil {
 		securelink.Abort(st.far)
 	}

@@ -52,6 +52,7 @@ type Config struct {
 type Set struct {
 	cfg     Config
 	joiner  securelink.Joiner
+	junk    []byte // endJunk bytes
 	metrics *metrics
 
 	mu      sync.Mutex
@@ -74,6 +75,7 @@ type link struct {
 func New(cfg Config) *Set {
 	s := &Set{
 		cfg:     cfg,
+		junk:    make([]byte, endJunk),
 		byAddr:  map[netip.Addr]*link{},
 		byLink:  map[placement.LinkID]*link{},
 		joined:  map[*stream]struct{}{},

@@ -30,9 +30,15 @@ const (
 	opHold byte = 1
 	opDrop byte = 2
 
-	messageSize = 9 // operation, id
-	sendWithin  = time.Second
-	respawn     = 200 * time.Millisecond
+	// A message is an operation, its id, and ids to drop beside it.
+	messageSize = 9
+	dropSize    = 8
+	dropsMost   = 64
+	// dropWithin is how long a drop may wait for a message to go with: every
+	// message wakes the guard process.
+	dropWithin = 20 * time.Millisecond
+	sendWithin = time.Second
+	respawn    = 200 * time.Millisecond
 )
 
 // Config configures a Guard.
@@ -51,6 +57,7 @@ type Guard struct {
 	held map[uint64]*net.TCPConn
 	sock *net.UnixConn // nil while there is no guard process
 	proc *os.Process
+	drop []uint64 // released, but not yet told
 }
 
 // New returns a Guard that holds nothing until Run.
@@ -114,7 +121,7 @@ func (g *Guard) run(ctx context.Context) error {
 func (g *Guard) attach(sock *net.UnixConn, proc *os.Process) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.sock, g.proc = sock, proc
+	g.sock, g.proc, g.drop = sock, proc, nil
 	for id, c := range g.held {
 		g.sendLocked(opHold, id, c)
 	}
@@ -134,15 +141,41 @@ func (g *Guard) Hold(c *net.TCPConn) (release func()) {
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		delete(g.held, id)
-		g.sendLocked(opDrop, id, nil)
+		g.drop = append(g.drop, id)
+		switch len(g.drop) {
+		case 1:
+			time.AfterFunc(dropWithin, g.flush)
+		case dropsMost:
+			g.flushLocked()
+		}
 	}
 }
 
+// flush tells of drops that found no message to go with.
+func (g *Guard) flush() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.drop) > 0 {
+		g.flushLocked()
+	}
+}
+
+func (g *Guard) flushLocked() {
+	id := g.drop[0]
+	g.drop = g.drop[1:]
+	g.sendLocked(opDrop, id, nil)
+}
+
 func (g *Guard) sendLocked(op byte, id uint64, c *net.TCPConn) {
+	drop := g.drop
+	g.drop = nil
 	if g.sock == nil {
 		return
 	}
-	msg := binary.BigEndian.AppendUint64([]byte{op}, id)
+	msg := binary.BigEndian.AppendUint64(append(make([]byte, 0, messageSize+dropSize*len(drop)), op), id)
+	for _, d := range drop {
+		msg = binary.BigEndian.AppendUint64(msg, d)
+	}
 	_ = g.sock.SetWriteDeadline(time.Now().Add(sendWithin))
 	var err error
 	if c == nil {

@@ -38,7 +38,7 @@ func Serve(fd uintptr) error {
 		return errors.New("guard socket: want a unix socket")
 	}
 	held := map[uint64]int{}
-	msg := make([]byte, messageSize)
+	msg := make([]byte, messageSize+dropSize*dropsMost)
 	oob := make([]byte, unix.CmsgSpace(4))
 	for {
 		n, oobn, _, _, err := sock.ReadMsgUnix(msg, oob)
@@ -51,8 +51,14 @@ func Serve(fd uintptr) error {
 			end(held)
 			return err
 		}
-		if n != messageSize {
+		if n < messageSize {
 			continue
+		}
+		drop := func(id uint64) {
+			if got, ok := held[id]; ok {
+				_ = unix.Close(got)
+				delete(held, id)
+			}
 		}
 		id := binary.BigEndian.Uint64(msg[1:])
 		switch msg[0] {
@@ -61,10 +67,10 @@ func Serve(fd uintptr) error {
 				held[id] = got
 			}
 		case opDrop:
-			if got, ok := held[id]; ok {
-				_ = unix.Close(got)
-				delete(held, id)
-			}
+			drop(id)
+		}
+		for rest := msg[messageSize:n]; len(rest) >= dropSize; rest = rest[dropSize:] {
+			drop(binary.BigEndian.Uint64(rest))
 		}
 	}
 }

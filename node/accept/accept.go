@@ -96,6 +96,7 @@ func New(cfg Config) *Acceptor {
 	} {
 		a.tls[proto] = cfg.TLS.Clone()
 		a.tls[proto].NextProtos = alpn
+		a.tls[proto].GetConfigForClient = keepsTicket(a.tls[proto])
 		// nginx decrypts nothing before a record is whole, and each is a
 		// system call at every hop: no small ones at the start.
 		a.tls[proto].DynamicRecordSizingDisabled = true

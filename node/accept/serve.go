@@ -75,12 +75,8 @@ func (a *Acceptor) copy(t *tls.Conn, conn *securelink.Nudger, app *securelink.So
 		securelink.Abort(conn.TCPConn)
 		securelink.Abort(app.TCPConn)
 	})
-	down := a.toClient(t, app)
-	if down == nil {
-		// close_notify, but no TCP end yet: the other direction may go on,
-		// and the sidecar must not take this for the end of the stream.
-		_ = t.CloseWrite()
-	} else {
+	down := a.toClient(t, conn, app)
+	if down != nil {
 		securelink.Abort(conn.TCPConn)
 		securelink.Abort(app.TCPConn)
 	}
@@ -88,18 +84,29 @@ func (a *Acceptor) copy(t *tls.Conn, conn *securelink.Nudger, app *securelink.So
 	return errors.Join(down, up)
 }
 
-// toClient copies until the application ends; nil is a clean end. While the
-// application is silent it holds no buffer.
-func (a *Acceptor) toClient(t *tls.Conn, app *securelink.Socket) error {
+// toClient copies until the application ends, and passes that on as
+// close_notify; nil is a clean end. There is no TCP end yet: the other
+// direction may go on, and the sidecar must not take this for the end of the
+// stream. While the application is silent no buffer is held.
+func (a *Acceptor) toClient(t *tls.Conn, conn *securelink.Nudger, app *securelink.Socket) error {
 	for {
 		buf, n, err := app.ReadPooled(&a.buffers)
+		ended := errors.Is(err, io.EOF)
+		if ended {
+			conn.Cork() // one message less for every hop
+		}
 		if n > 0 {
-			_, err = t.Write((*buf)[:n])
+			if _, werr := t.Write((*buf)[:n]); werr != nil {
+				err, ended = werr, false
+			}
 		}
 		if buf != nil {
 			a.buffers.Put(buf)
 		}
-		if errors.Is(err, io.EOF) {
+		if ended {
+			// A failed write means that the other side has gone already.
+			_ = t.CloseWrite()
+			_ = conn.Uncork()
 			return nil
 		}
 		if err != nil {
