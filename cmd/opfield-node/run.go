@@ -128,6 +128,7 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 			return bus.Status{Version: version, StartedAt: started, Node: p.status()}
 		}))
 	})
+	g.Go(func() error { return daemon.Ended(p.conn.PublishInventory(ctx, p.agent.Inventory)) })
 	g.Go(func() error {
 		return daemon.ServeMetrics(ctx, c.Metrics, p.reg, func() error {
 			if s := p.agent.Status(); s.Docker != "ok" {
