@@ -305,6 +305,16 @@ func TestRun_ExitCodes(t *testing.T) { // API-3
 	}
 }
 
+// What is set for the controller is not what a route listens on.
+func TestRun_EnvironmentIsForServe(t *testing.T) {
+	c := startController(t)
+	t.Setenv("OPFIELD_LISTEN", "8480")
+	t.Setenv("OPFIELD_PROTOCOL", "tcp")
+	t.Setenv("OPFIELD_JSON", "true")
+	c.must("route", "add", "a", "--host", "a.example", "--workload", "w", "--port", "80")
+	require.Contains(t, c.must("route", "list"), `"protocol": "http"`)
+}
+
 func TestPrintable(t *testing.T) { // SEC-3
 	require.Equal(t, "a [31m b", printable("a\x1b[31m\nb"))
 	require.Equal(t, "-", printable(""))
