@@ -280,6 +280,13 @@ func callAs(uid uintptr, socket string) error {
 	return err
 }
 
+// A full disk is not the store's fault.
+func TestFilesOfTheController(t *testing.T) { // API-1
+	s := start(t)
+	require.NoError(t, os.RemoveAll(filepath.Dir(s.ca.LedgerFile())))
+	require.Equal(t, "INTERNAL", s.call("POST", "/v1/tokens", api.TokenOrder{Role: identity.RoleRelay, TTL: "1h"}, nil))
+}
+
 func TestStatusAndEvents(t *testing.T) { // LOS-1, API-3, EVT-5
 	s := start(t)
 	nodeConn := s.nats.Conn(t, s.ca.Identity(t, identity.RoleNode, "node-1"))
