@@ -35,7 +35,7 @@ func image(name string) func(*container.InspectResponse) {
 }
 
 // Labelled or not, each is listed; a project is one entry.
-func TestAgent_Inventory(t *testing.T) { // DSC-3, SEC-5
+func TestAgent_Inventory(t *testing.T) { // DSC-3, SEC-3
 	h := newHarness(t)
 	labels, _, _ := application(t, "web")
 	h.engine.Run("announced", labels, image("web:1"))
