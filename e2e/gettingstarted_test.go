@@ -439,7 +439,7 @@ func TestGettingStarted_EveryFlagIsDescribed(t *testing.T) {
 	flag := regexp.MustCompile(`(?m)^ +(?:-[a-z], +)?(?:    )?--([a-z][a-z-]*)`)
 	env := lab.New(t)
 	for program, commands := range map[string][]string{
-		"opfield":       {"serve", "join", "token create", "route add", "route apply", "cert add", "status", "events"},
+		"opfield":       {"serve", "join", "token create", "route add", "route apply", "cert add", "status", "workloads", "completion", "events"},
 		"opfield-relay": {"join", "run"}, "opfield-node": {"join", "run"}, "opfield-ingress": {"join", "run", "status"},
 	} {
 		binary := env.Binary("./cmd/" + program)

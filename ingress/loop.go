@@ -45,7 +45,8 @@ type loop struct {
 	noted    desired
 	routed   desired // routes and certificates; the rest is empty
 	applied  map[placement.LinkID]bool
-	leftOut  map[string]string // route → why nginx does not have it
+	before   []upstream.Service // until the first apply: what an earlier process brought to nginx
+	leftOut  map[string]string  // route → why nginx does not have it
 	reload   ReloadStatus
 	schedule apply.Schedule
 	jobs     chan job
@@ -101,6 +102,9 @@ func (l *loop) restore() {
 	}
 	l.prove(primaries)
 	l.reload.Generation = s.Generation
+	if s.Known && s.Generation != "" {
+		l.before = services(s.Services)
+	}
 	l.outside = l.readOutside()
 	if s.Known {
 		l.acceptRoutes()
@@ -361,8 +365,9 @@ func (l *loop) begin() {
 	}
 	l.table.Proven(slices.Collect(maps.Keys(both)))
 	d := l.noted
-	d.address = l.book.snapshot(l.links)
-	l.jobs <- job{desired: d, outside: l.outside}
+	d.address = l.book.snapshot(append(linksOf(l.before), l.links...))
+	l.jobs <- job{desired: d, outside: l.outside, before: l.before}
+	l.before = nil
 }
 
 // ended takes the result of an apply.
@@ -384,7 +389,11 @@ func (l *loop) ended(now time.Time, r result) {
 	}
 	l.reload.Generation = r.generation
 	l.prove(r.primaries)
-	l.state.Generation, l.state.Primaries = r.generation, nil
+	if r.asBefore {
+		// What moved since waits until it is quiet, or for the next reload.
+		l.noted.services, l.nginxDirty = r.services, true
+	}
+	l.state.Generation, l.state.Services, l.state.Primaries = r.generation, keep(r.services), nil
 	for _, id := range r.primaries {
 		l.state.Primaries = append(l.state.Primaries, id.String())
 	}
@@ -402,7 +411,7 @@ func (l *loop) snapshot() state {
 	l.stateDirty = false
 	s := l.state
 	s.Routes, s.Relays, s.Nodes = maps.Clone(s.Routes), maps.Clone(s.Relays), maps.Clone(s.Nodes)
-	s.Primaries = slices.Clone(s.Primaries)
+	s.Primaries, s.Services = slices.Clone(s.Primaries), slices.Clone(s.Services)
 	s.Events = make([]placement.Event, 0, len(l.events))
 	for _, e := range l.events {
 		s.Events = append(s.Events, e)

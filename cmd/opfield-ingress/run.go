@@ -28,8 +28,8 @@ const stopNginxWithin = 10 * time.Second
 
 type runCmd struct {
 	daemon.Common
+	daemon.MetricsFlags `set:"metrics=127.0.0.1:9102"`
 	nginxFlags
-	Metrics     string        `help:"Address of metrics, health and status; empty: none." default:"127.0.0.1:9102"`
 	PIDFile     string        `name:"pid-file" help:"File that holds the process id of the newest sidecar."`
 	DrainWithin time.Duration `help:"How long streams may go on in the old process after a restart." default:"1h"`
 	StopWithin  time.Duration `help:"How long streams may go on after SIGTERM." default:"10s"`
@@ -52,6 +52,9 @@ type parts struct {
 
 // Run runs the sidecar.
 func (c *runCmd) Run(ctx context.Context) error {
+	if err := c.CheckMetrics(); err != nil {
+		return err
+	}
 	daemon.MovesBytes()
 	log := c.Logger("ingress", os.Stderr)
 	id, err := identity.Open(c.IdentityDir)
@@ -130,7 +133,7 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	started := time.Now()
 	show := sidecar{in: p.in, set: p.set, relays: p.relays, conn: p.conn}
 	g.Go(func() error {
-		return daemon.ServeMetrics(side, c.Metrics, p.reg, func() error {
+		return c.ServeMetrics(side, p.reg, func() error {
 			if p.relays.Reachable() == 0 {
 				return errors.New("no relay can be reached")
 			}

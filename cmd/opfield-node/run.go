@@ -25,11 +25,10 @@ import (
 
 type runCmd struct {
 	daemon.Common
-	Docker  string        `help:"Address of the Docker daemon." default:"unix:///var/run/docker.sock"`
-	Metrics string        `help:"Address of metrics and health; empty: none." default:"127.0.0.1:9103"`
-	Drain   time.Duration `help:"How long the streams of a placement that stopped serving may go on." default:"30s"`
-
-	StopWithin time.Duration `help:"How long running streams may go on after SIGTERM." default:"10s"`
+	daemon.MetricsFlags `set:"metrics=127.0.0.1:9103"`
+	Docker              string        `help:"Address of the Docker daemon." default:"unix:///var/run/docker.sock"`
+	Drain               time.Duration `help:"How long the streams of a placement that stopped serving may go on." default:"30s"`
+	StopWithin          time.Duration `help:"How long running streams may go on after SIGTERM." default:"10s"`
 }
 
 // parts are what work joins.
@@ -47,6 +46,9 @@ type parts struct {
 
 // Run runs the agent.
 func (c *runCmd) Run(ctx context.Context) error {
+	if err := c.CheckMetrics(); err != nil {
+		return err
+	}
 	if c.Drain < 0 || c.Drain > time.Hour {
 		return daemon.UsageError(fmt.Sprintf("--drain: %v is outside 0 to 1h", c.Drain))
 	}
@@ -143,8 +145,9 @@ func (c *runCmd) announce(ctx context.Context, p *parts, book *relayBook) error 
 			return bus.Status{Version: version, StartedAt: started, Node: p.status()}
 		}))
 	})
+	g.Go(func() error { return daemon.Ended(p.conn.PublishInventory(ctx, p.agent.Inventory)) })
 	g.Go(func() error {
-		return daemon.ServeMetrics(ctx, c.Metrics, p.reg, func() error {
+		return c.ServeMetrics(ctx, p.reg, func() error {
 			if s := p.agent.Status(); s.Docker != "ok" {
 				return errors.New("docker: " + s.Docker)
 			}
