@@ -45,6 +45,7 @@ type Fleet struct {
 	published  map[string]bus.NodeEvent         // guarded by mu; by node
 	verdicts   map[string]verdict               // guarded by mu
 	since      map[string]time.Time             // guarded by mu; of the verdict's state
+	inventory  map[string]bus.Inventory         // guarded by mu; by node
 	heard      time.Time                        // guarded by mu; zero while NATS is away
 }
 
@@ -65,6 +66,7 @@ func NewFleet(cfg FleetConfig) (*Fleet, error) {
 		published:  map[string]bus.NodeEvent{},
 		verdicts:   map[string]verdict{},
 		since:      map[string]time.Time{},
+		inventory:  map[string]bus.Inventory{},
 	}, nil
 }
 
@@ -74,6 +76,7 @@ func (f *Fleet) Run(ctx context.Context) error {
 	g.Go(func() error { return f.cfg.Conn.FollowStatus(ctx, f.observe) })
 	g.Go(func() error { return f.cfg.Conn.FollowPlacements(ctx, f.placementEvent) })
 	g.Go(func() error { return f.cfg.Conn.FollowNodes(ctx, f.nodeEvent) })
+	g.Go(func() error { return f.cfg.Conn.FollowInventory(ctx, f.stock) })
 	g.Go(func() error { return f.judgeLoop(ctx) })
 	return g.Wait()
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -96,6 +97,9 @@ func problemOf(err error, log *slog.Logger) *Problem {
 		return refuse(http.StatusServiceUnavailable, CodeStoreAway, "NATS cannot be reached; try again when `opfield status` shows it connected")
 	}
 	log.Error("request not completed", "err", err)
+	if _, ok := errors.AsType[*fs.PathError](err); ok { // the CA's files
+		return refuse(http.StatusInternalServerError, CodeInternal, "the controller could not read or write a file of its own; see its log, mend that, and try again")
+	}
 	return refuse(http.StatusServiceUnavailable, CodeStoreAway, "the store did not answer; try again, and see the controller's log")
 }
 

@@ -68,6 +68,7 @@ func (s *Server) Handler() http.Handler {
 	for pattern, h := range map[string]handler{
 		"GET /v1/status":             s.status,
 		"GET /v1/nodes":              s.nodes,
+		"GET /v1/workloads":          s.workloads,
 		"GET /v1/routes":             s.listRoutes,
 		"POST /v1/routes":            s.applyRoutes,
 		"PUT /v1/routes/{name}":      s.putRoute,

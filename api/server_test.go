@@ -280,6 +280,13 @@ func callAs(uid uintptr, socket string) error {
 	return err
 }
 
+// A full disk is not the store's fault.
+func TestFilesOfTheController(t *testing.T) { // API-1
+	s := start(t)
+	require.NoError(t, os.RemoveAll(filepath.Dir(s.ca.LedgerFile())))
+	require.Equal(t, "INTERNAL", s.call("POST", "/v1/tokens", api.TokenOrder{Role: identity.RoleRelay, TTL: "1h"}, nil))
+}
+
 func TestStatusAndEvents(t *testing.T) { // LOS-1, API-3, EVT-5
 	s := start(t)
 	nodeConn := s.nats.Conn(t, s.ca.Identity(t, identity.RoleNode, "node-1"))
@@ -326,4 +333,36 @@ func TestStatusAndEvents(t *testing.T) { // LOS-1, API-3, EVT-5
 	next(`"state":"offline"`) // no relay holds it
 	require.InDelta(t, 5, time.Since(begin).Seconds(), 2.5)
 	require.Equal(t, api.Offline, state().State)
+}
+
+func TestWorkloads(t *testing.T) { // DSC-3
+	s := start(t)
+	list := func() (out api.WorkloadList) {
+		require.Empty(t, s.call("GET", "/v1/workloads", nil, &out))
+		return out
+	}
+	b := s.nats.Conn(t, s.ca.Identity(t, identity.RoleNode, "b"))
+	a := s.nats.Conn(t, s.ca.Identity(t, identity.RoleNode, "a"))
+	require.Eventually(t, func() bool { return len(list().Warnings) == 2 }, soon, poll, "both have not told yet")
+	tell := func(c *bus.Conn, name string) {
+		bustest.Go(t, func(ctx context.Context) error {
+			return c.PublishStatus(ctx, func() bus.Status { return bus.Status{Node: &bus.NodeStatus{Docker: "ok"}} })
+		})
+		bustest.Go(t, func(ctx context.Context) error {
+			return c.PublishInventory(ctx, func() (bus.Inventory, bool) {
+				return bus.Inventory{Node: "b", Omitted: 7, Workloads: []bus.InventoryEntry{{Name: name, Kind: placement.KindContainer, Containers: []bus.InventoryContainer{{Name: name, State: "running", Ports: []bus.InventoryPort{{Port: 80, Transport: "tcp"}}}}}}}, true
+			})
+		})
+	}
+	tell(b, "y")
+	tell(a, "x")
+	require.Eventually(t, func() bool {
+		l := list()
+		return len(l.Workloads) == 2 && len(l.Warnings) == 2 && strings.Contains(l.Warnings[0], "7 more")
+	}, soon, poll)
+	got := list().Workloads
+	require.Equal(t, "a", got[0].Node, "a node speaks for itself only")
+	require.Equal(t, "x", got[0].Name)
+	require.Equal(t, "b", got[1].Node)
+	require.False(t, got[1].Containers[0].Ports[0].Published.IsValid())
 }

@@ -26,7 +26,7 @@ func rightsOf(n identity.Name, grant identity.Grant) rights {
 	}
 	switch n.Role {
 	case identity.RoleNode:
-		r.publish = append(r.publish, member(subjectLast, n))
+		r.publish = append(r.publish, member(subjectLast, n), member(subjectInventory, n))
 		r.publish = append(r.publish, announces(n.ID, grant)...)
 		r.subscribe = append(r.subscribe, placement.SubjectPrefix+"*."+n.ID)
 	case identity.RoleIngress:

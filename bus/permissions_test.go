@@ -67,10 +67,11 @@ func TestPermissions(t *testing.T) { // SEC-2
 
 	node := dial(t, srv, ca.Node(t, "a", identity.Grant{"shop"}))
 	for _, s := range []string{
-		"opfield.placement.v1.shop.b",    // another node
-		"opfield.placement.v1.bank.a",    // outside of its grant
-		"opfield.node.v1.b",              // the controller's
-		"opfield.status.v1.node.b",       // another's status
+		"opfield.placement.v1.shop.b", // another node
+		"opfield.placement.v1.bank.a", // outside of its grant
+		"opfield.node.v1.b",           // the controller's
+		"opfield.status.v1.node.b",    // another's status
+		"opfield.inventory.v1.node.b",
 		"opfield.identity.v1.node.b",     // another's signing
 		"$KV.opfield_routes.shop",        // a bucket
 		"opfield.kv.opfield_routes.shop", // its announcement
@@ -84,12 +85,12 @@ func TestPermissions(t *testing.T) { // SEC-2
 	} {
 		node.refusedPublish(t, s, forged)
 	}
-	for _, s := range []string{"opfield.placement.v1.>", "opfield.kv.opfield_certs.>", "opfield.status.v1.>", ">", "_INBOX.>", "_INBOX.node.b.>", "$KV.>"} {
+	for _, s := range []string{"opfield.placement.v1.>", "opfield.kv.opfield_certs.>", "opfield.status.v1.>", "opfield.inventory.v1.>", ">", "_INBOX.>", "_INBOX.node.b.>", "$KV.>"} {
 		node.refusedSubscribe(t, s)
 	}
 
 	sub := dial(t, srv, ca.Identity(t, identity.RoleSubscriber, "s"))
-	for _, s := range []string{"opfield.placement.v1.shop.s", "opfield.status.v1.subscriber.s", "$JS.API.DIRECT.GET.OPFIELD_PLACEMENTS", "opfield.read.KV_opfield_routes", "opfield.read.KV_opfield_certs", "$JS.API.CONSUMER.CREATE.OPFIELD_PLACEMENTS", "$JS.API.STREAM.MSG.DELETE.OPFIELD_PLACEMENTS"} {
+	for _, s := range []string{"opfield.placement.v1.shop.s", "opfield.status.v1.subscriber.s", "opfield.inventory.v1.subscriber.s", "$JS.API.DIRECT.GET.OPFIELD_PLACEMENTS", "opfield.read.KV_opfield_routes", "opfield.read.KV_opfield_certs", "$JS.API.CONSUMER.CREATE.OPFIELD_PLACEMENTS", "$JS.API.STREAM.MSG.DELETE.OPFIELD_PLACEMENTS"} {
 		sub.refusedPublish(t, s, forged)
 	}
 	relay := dial(t, srv, ca.Identity(t, identity.RoleRelay, "r"))

@@ -109,26 +109,39 @@ type ReloadStatus struct {
 // 100 ms of a change, until ctx ends. Name, At and Expires are filled in. While NATS
 // is away nothing is sent and nothing is an error.
 func (c *Conn) PublishStatus(ctx context.Context, status func() Status) error {
+	return c.publishState(ctx, subjectStatus, StatusEvery, statusCheckEvery, func() encoder {
+		s := status()
+		s.Name, s.Expires = c.identity.Name(), c.identity.Expires()
+		return func(at time.Time) ([]byte, error) {
+			s.At = at
+			return json.Marshal(s)
+		}
+	})
+}
+
+// encoder encodes one state with the time it is told at.
+type encoder func(at time.Time) ([]byte, error)
+
+// publishState sends a state under our name every so often and after a
+// change. A nil encoder is nothing to tell.
+func (c *Conn) publishState(ctx context.Context, prefix string, every, check time.Duration, state func() encoder) error {
 	connected := c.nextConnect()
 	var sent string
 	var sentAt time.Time
 	for {
 		begin := time.Now()
-		s := status()
-		s.Name, s.At, s.Expires = c.identity.Name(), time.Time{}, c.identity.Expires()
-		content, err := json.Marshal(s)
-		if err != nil {
-			return fmt.Errorf("encode status: %w", err)
-		}
-		if now := time.Now(); string(content) != sent || now.Sub(sentAt) >= StatusEvery {
-			s.At = now
-			body, err := json.Marshal(s)
+		if encode := state(); encode != nil {
+			content, err := encode(time.Time{})
 			if err != nil {
-				return fmt.Errorf("encode status: %w", err)
+				return fmt.Errorf("encode %s: %w", prefix, err)
 			}
-			if c.Connected() {
-				if err := c.nc.Publish(member(subjectStatus, s.Name), body); err != nil {
-					c.onError(nil, nil, fmt.Errorf("publish status: %w", err))
+			if now := time.Now(); c.Connected() && (string(content) != sent || now.Sub(sentAt) >= every) {
+				body, err := encode(now)
+				if err != nil {
+					return fmt.Errorf("encode %s: %w", prefix, err)
+				}
+				if err := c.nc.Publish(member(prefix, c.identity.Name()), body); err != nil {
+					c.onError(nil, nil, fmt.Errorf("publish %s: %w", prefix, err))
 				}
 				sent, sentAt = string(content), now
 			}
@@ -138,7 +151,7 @@ func (c *Conn) PublishStatus(ctx context.Context, status func() Status) error {
 			return ctx.Err()
 		case <-connected:
 			connected, sent = c.nextConnect(), ""
-		case <-time.After(max(statusCheckEvery, statusCost*time.Since(begin))):
+		case <-time.After(max(check, statusCost*time.Since(begin))):
 		}
 	}
 }
@@ -146,8 +159,13 @@ func (c *Conn) PublishStatus(ctx context.Context, status func() Status) error {
 // FollowStatus calls fn with every status until ctx ends. It is for the
 // controller.
 func (c *Conn) FollowStatus(ctx context.Context, fn func(Status)) error {
+	return followState(ctx, c, subjectStatus, func(s Status) identity.Name { return s.Name }, fn)
+}
+
+// followState skips what is malformed or not about its sender.
+func followState[T any](ctx context.Context, c *Conn, prefix string, about func(T) identity.Name, fn func(T)) error {
 	msgs := make(chan *nats.Msg, statusQueue)
-	sub, err := c.nc.ChanSubscribe(subjectStatus+">", msgs)
+	sub, err := c.nc.ChanSubscribe(prefix+">", msgs)
 	if err != nil {
 		return err
 	}
@@ -157,13 +175,13 @@ func (c *Conn) FollowStatus(ctx context.Context, fn func(Status)) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case m := <-msgs:
-			var s Status
+			var s T
 			if err := json.Unmarshal(m.Data, &s); err != nil {
 				c.skip(m.Subject, err)
 				continue
 			}
-			if member(subjectStatus, s.Name) != m.Subject {
-				c.skip(m.Subject, fmt.Errorf("it is about %s", s.Name))
+			if name := about(s); member(prefix, name) != m.Subject {
+				c.skip(m.Subject, fmt.Errorf("it is about %s", name))
 				continue
 			}
 			fn(s)

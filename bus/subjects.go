@@ -26,6 +26,7 @@ const (
 	subjectPlacements = placement.SubjectPrefix + ">"
 	subjectNodes      = "opfield.node.v1."
 	subjectStatus     = "opfield.status.v1."
+	subjectInventory  = "opfield.inventory.v1."
 	subjectSign       = "opfield.identity.v1."
 	subjectLast       = "opfield.last.v1." // a node asks for its last events
 	subjectChanged    = "opfield.kv."      // every change of a bucket, without its value

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -30,6 +31,8 @@ func TestNodeLoss_HostCut(t *testing.T) {
 	}
 	var windows []window
 	var drops, closes []time.Duration
+	before, err := sc.IngressStatus()
+	require.NoError(t, err)
 	run := sc.steady(10 * time.Minute)
 	for i := range rounds {
 		n := sc.Nodes[i%2]
@@ -38,7 +41,7 @@ func TestNodeLoss_HostCut(t *testing.T) {
 		n.Cut()
 		var first, last time.Time
 		sc.Env.Await(6*time.Second, "the relays drop "+n.ID, func() bool {
-			first, last = sc.droppedAt(n.ID, cut)
+			first, last = sc.DroppedAt(n.ID, cut)
 			return !last.IsZero() && last != first
 		})
 		sc.Env.Await(time.Second, "the link leaves routing", func() bool { return sc.LinkState(link(n.ID)) != "open" })
@@ -53,6 +56,11 @@ func TestNodeLoss_HostCut(t *testing.T) {
 		<-time.After(betweenRounds)
 	}
 	report := run.Stop()
+	// RTE-8: a failover and its return within 30 s reload nothing.
+	after, err := sc.IngressStatus()
+	require.NoError(t, err)
+	require.Equal(t, before.Reload.Generation, after.Reload.Generation)
+	require.Equal(t, before.Reload.At, after.Reload.At)
 	t.Logf("dropped after: %s", percent(drops))
 	t.Logf("link closed after the drop: %s", percent(closes))
 	t.Logf("\n%s", report)
@@ -81,11 +89,13 @@ func TestNodeLoss_ContainerKilled(t *testing.T) {
 	sc := newScene(t, system.Config{Relays: 1, Nodes: 3}, true)
 	dead := map[string]bool{sc.endpoint(link("node-1")): true, sc.endpoint(link("node-2")): true}
 	var closes []time.Duration
+	var kills []time.Time
 	run := sc.steady(10 * time.Minute)
 	for i := range rounds {
 		n := sc.Nodes[i%2]
 		sc.Env.Await(10*time.Second, "load flows", func() bool { return len(run.Results()) > (i+1)*100 })
 		killed := time.Now()
+		kills = append(kills, killed)
 		sc.apps[n.ID].Kill("KILL")
 		sc.Env.Await(2*time.Second, "the link leaves routing", func() bool { return sc.LinkState(link(n.ID)) != "open" })
 		closed := sc.since(link(n.ID)).Sub(killed)
@@ -93,16 +103,21 @@ func TestNodeLoss_ContainerKilled(t *testing.T) {
 		require.Less(t, closed, 200*time.Millisecond, "round %d", i)
 		sc.apps[n.ID].Start()
 		sc.AwaitLinks(15*time.Second, "open", link(n.ID))
+		<-time.After(betweenRounds)
 	}
 	report := run.Stop()
 	t.Logf("link closed after docker kill: %s", percent(closes))
 	t.Logf("\n%s", report)
-	joined := report.Join(sc.Env.Deliveries())
-	failed := sc.requirePOSTsSentTo(report, func(f load.Result, by string) bool { return false }, dead)
+	failed := sc.requirePOSTsSentTo(report, func(load.Result, string) bool { return false }, dead)
+	// What is in the dead container's socket counts as with it: nobody can
+	// tell whether it had been read.
 	for _, f := range report.Failed("POST") {
-		require.NotEmpty(t, joined.Deliveries[f.ID], "POST %s failed and no application was processing it", f.ID)
+		ended := f.Start.Add(f.Latency)
+		require.True(t, slices.ContainsFunc(kills, func(k time.Time) bool {
+			return f.Start.Before(k.Add(100*time.Millisecond)) && ended.After(k)
+		}), "POST %s failed away from any kill", f.ID)
 	}
-	t.Logf("failed POSTs, all of them being processed when their container died: %d", failed)
+	t.Logf("failed POSTs, all of them with their container when it died: %d", failed)
 }
 
 // RDY-2, LNK-2: docker stop of an application that drains loses nothing.
@@ -134,14 +149,14 @@ func TestNodeLoss_BusyAndHung(t *testing.T) {
 	require.Equal(t, "open", sc.LinkState(link(n.ID)))
 	n.Agent.Continue()
 	<-time.After(2 * time.Second)
-	first, _ := sc.droppedAt(n.ID, paused)
+	first, _ := sc.DroppedAt(n.ID, paused)
 	require.True(t, first.IsZero(), "a busy node was dropped")
 	burn.Kill()
 
 	hung := time.Now()
 	n.Agent.Pause()
 	sc.Env.Await(15*time.Second, "the hung agent is dropped", func() bool {
-		first, _ = sc.droppedAt(n.ID, hung)
+		first, _ = sc.DroppedAt(n.ID, hung)
 		return !first.IsZero()
 	})
 	t.Logf("hung agent dropped after %v", first.Sub(hung).Round(time.Millisecond))

@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -98,30 +96,6 @@ func (sc *scene) since(l string) time.Time {
 	return time.Time{}
 }
 
-// droppedAt returns when the first relay dropped the node's session after t.
-func (sc *scene) droppedAt(node string, after time.Time) (first, last time.Time) {
-	for _, r := range sc.Relays {
-		for line := range strings.Lines(r.Process.Log()) {
-			var entry struct {
-				Time time.Time `json:"time"`
-				Msg  string    `json:"msg"`
-				Peer string    `json:"peer"`
-			}
-			if json.Unmarshal([]byte(line), &entry) != nil || entry.Msg != "session down" || entry.Peer != "node/"+node || !entry.Time.After(after) {
-				continue
-			}
-			if first.IsZero() || entry.Time.Before(first) {
-				first = entry.Time
-			}
-			if entry.Time.After(last) {
-				last = entry.Time
-			}
-			break
-		}
-	}
-	return first, last
-}
-
 // requirePOSTsSentTo fails unless every failed POST had been sent to one of
 // the endpoints and to no application that lives: the only ones that may fail.
 func (sc *scene) requirePOSTsSentTo(report *load.Report, alive func(load.Result, string) bool, endpoints map[string]bool) int {
@@ -137,8 +111,6 @@ func (sc *scene) requirePOSTsSentTo(report *load.Report, alive func(load.Result,
 		for _, f := range failed[:min(len(failed), 20)] {
 			sc.t.Logf("%s at %v (%v): %+v, delivered %+v", f.ID, f.Start.Sub(report.Began), f.Start, access[f.ID], joined.Deliveries[f.ID])
 		}
-		errors, _ := os.ReadFile(sc.Ingress.Path("log", "error.log"))
-		_ = os.WriteFile("/tmp/nginx-error.log", errors, 0o600)
 		st, _ := sc.IngressStatus()
 		sc.t.Logf("links %+v", st.Links)
 		sc.t.Fatalf("%d GETs failed:\n%s", len(failed), report.Describe(failed, 20))

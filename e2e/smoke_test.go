@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ func TestSmoke_LabelsToRoute(t *testing.T) {
 	for _, n := range s.Nodes {
 		n.RunApp(lab.App{Workload: "web"})
 	}
+	s.Nodes[1].RunApp(lab.App{Name: "plain", Env: []string{"PASSWORD=hunter2"}})
 	s.MustCLI("route", "add", "web", "--host", "web.example", "--workload", "web", "--port", "8080")
 	t.Log("links open after", s.AwaitLinks(20*time.Second, "open", "web.node-1/8080", "web.node-2/8080"))
 	t.Log("route answers after", s.AwaitRoute(20*time.Second, "web.example"))
@@ -34,4 +36,13 @@ func TestSmoke_LabelsToRoute(t *testing.T) {
 	t.Log("\n" + report.String())
 	require.Empty(t, report.Failed(""), report.Describe(report.Failed(""), 10))
 	t.Log("\n" + s.MustCLI("status"))
+	var list string
+	env.Await(20*time.Second, "both kinds are listed", func() bool { // DSC-3
+		list = s.MustCLI("workloads")
+		return strings.Contains(list, "plain") && strings.Count(list, "web") >= 4
+	})
+	t.Log("\n" + list)
+	require.Regexp(t, `(?m)^node-1 +web +container +opfield/testapp:plain +running .* web$`, list)
+	require.Regexp(t, `(?m)^node-2 +plain +container +opfield/testapp:plain +running .* -$`, list)
+	require.NotContains(t, s.MustCLI("workloads", "--json"), "hunter2")
 }

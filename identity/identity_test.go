@@ -19,7 +19,7 @@ import (
 )
 
 // handshake runs one over an in-memory connection and returns both results.
-func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr error, sc, cc *tls.Conn) {
+func handshake(t *testing.T, server, client *tls.Config) (sc, cc *tls.Conn, serverErr, clientErr error) {
 	t.Helper()
 	a, b := net.Pipe()
 	t.Cleanup(func() { a.Close(); b.Close() })
@@ -41,7 +41,7 @@ func handshake(t *testing.T, server, client *tls.Config) (serverErr, clientErr e
 	if clientErr != nil {
 		b.Close()
 	}
-	return <-done, clientErr, sc, cc
+	return sc, cc, <-done, clientErr
 }
 
 func TestTLS_RolesAndNames(t *testing.T) { // SEC-1
@@ -50,7 +50,7 @@ func TestTLS_RolesAndNames(t *testing.T) { // SEC-1
 	node := ca.Identity(t, identity.RoleNode, "node-1")
 	sub := ca.Identity(t, identity.RoleSubscriber, "s")
 
-	serverErr, clientErr, sc, cc := handshake(t, relay.ServerTLS(identity.RoleNode), node.ClientTLS(relay.Name()))
+	sc, cc, serverErr, clientErr := handshake(t, relay.ServerTLS(identity.RoleNode), node.ClientTLS(relay.Name()))
 	require.NoError(t, serverErr)
 	require.NoError(t, clientErr)
 	name, err := identity.PeerName(sc.ConnectionState())
@@ -62,7 +62,7 @@ func TestTLS_RolesAndNames(t *testing.T) { // SEC-1
 
 	refused := func(server, client *tls.Config) {
 		t.Helper()
-		serverErr, clientErr, _, _ := handshake(t, server, client)
+		_, _, serverErr, clientErr := handshake(t, server, client)
 		require.Error(t, serverErr)
 		require.Error(t, clientErr)
 	}
@@ -89,19 +89,19 @@ func TestWorkloads_AreServedAndAreNoIdentity(t *testing.T) {
 
 	client := ingress.ClientTLS(ingress.Name())
 	client.ServerName, client.VerifyConnection = placement.ServerName("shop"), nil
-	serverErr, clientErr, _, cc := handshake(t, node.ServesWorkloads(w, identity.RoleIngress), client)
+	_, cc, serverErr, clientErr := handshake(t, node.ServesWorkloads(w, identity.RoleIngress), client)
 	require.NoError(t, serverErr)
 	require.NoError(t, clientErr)
 	_, err = identity.PeerName(cc.ConnectionState())
 	require.ErrorIs(t, err, identity.ErrPeer, "a workload's certificate must not pass as its node")
 
-	serverErr, clientErr, _, _ = handshake(t, node.ServesWorkloads(w, identity.RoleNode), client)
+	_, _, serverErr, clientErr = handshake(t, node.ServesWorkloads(w, identity.RoleNode), client)
 	require.Error(t, serverErr)
 	require.Error(t, clientErr)
 	for _, sni := range []string{placement.ServerName("bank"), "", node.Name().ServerName()} {
 		c := client.Clone()
 		c.ServerName, c.InsecureSkipVerify = sni, true
-		serverErr, _, _, _ = handshake(t, node.ServesWorkloads(w, identity.RoleIngress), c)
+		_, _, serverErr, _ = handshake(t, node.ServesWorkloads(w, identity.RoleIngress), c)
 		require.Error(t, serverErr, sni)
 	}
 
@@ -110,7 +110,7 @@ func TestWorkloads_AreServedAndAreNoIdentity(t *testing.T) {
 	require.NoError(t, err)
 	stolen := ingress.ClientTLS(ingress.Name())
 	stolen.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return crt, nil }
-	serverErr, _, _, _ = handshake(t, ingress.ServerTLS(), stolen)
+	_, _, serverErr, _ = handshake(t, ingress.ServerTLS(), stolen)
 	require.Error(t, serverErr)
 
 	// The cache answers after a restart without the CA.
@@ -134,7 +134,7 @@ func TestRevocation(t *testing.T) { // SEC-1
 
 	refused := func(r *identity.Identity) {
 		t.Helper()
-		serverErr, clientErr, _, _ := handshake(t, r.ServerTLS(), node.ClientTLS(r.Name()))
+		_, _, serverErr, clientErr := handshake(t, r.ServerTLS(), node.ClientTLS(r.Name()))
 		require.Error(t, serverErr)
 		require.Error(t, clientErr)
 	}
@@ -148,7 +148,7 @@ func TestRevocation(t *testing.T) { // SEC-1
 	require.True(t, relay.Revoked(cert.Leaf))
 
 	fresh := ca.Identity(t, identity.RoleNode, "node-1") // joined anew
-	serverErr, clientErr, _, _ := handshake(t, relay.ServerTLS(), fresh.ClientTLS(relay.Name()))
+	_, _, serverErr, clientErr := handshake(t, relay.ServerTLS(), fresh.ClientTLS(relay.Name()))
 	require.NoError(t, serverErr)
 	require.NoError(t, clientErr)
 }
@@ -214,7 +214,7 @@ func TestRun_RenewsWithoutRestart(t *testing.T) { // SEC-1
 
 		time.Sleep(30 * 24 * time.Hour) // the first certificates are over; the same configurations go on
 		synctest.Wait()
-		serverErr, clientErr, _, _ := handshake(t, server, client)
+		_, _, serverErr, clientErr := handshake(t, server, client)
 		require.NoError(t, serverErr)
 		require.NoError(t, clientErr)
 		again, err := identity.Open(node.Dir())

@@ -62,7 +62,7 @@ func TestJoin(t *testing.T) { // SEC-1, DSC-2
 	require.Equal(t, addr, id.Bootstrap().Controller)
 
 	relay := ca.Identity(t, identity.RoleRelay, "r")
-	serverErr, clientErr, _, _ := handshake(t, relay.ServerTLS(identity.RoleNode), id.ClientTLS(relay.Name()))
+	_, _, serverErr, clientErr := handshake(t, relay.ServerTLS(identity.RoleNode), id.ClientTLS(relay.Name()))
 	require.NoError(t, serverErr)
 	require.NoError(t, clientErr)
 

@@ -45,7 +45,12 @@ func compare(was, is desired, rollout func(placement.LinkID) bool) apply.Change 
 }
 
 func sameService(a, b upstream.Service) bool {
-	return a.Workload == b.Workload && a.Port == b.Port && slices.Equal(a.Open, b.Open) && slices.Equal(a.Others, b.Others)
+	return a.Workload == b.Workload && a.Port == b.Port && sameLinks(a.Open, b.Open) && sameLinks(a.Others, b.Others)
+}
+
+// sameLinks compares; what did not change is most often the very same list.
+func sameLinks(a, b []placement.LinkID) bool {
+	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0] || slices.Equal(a, b))
 }
 
 // routeKey is equal for routes that are rendered alike.

@@ -20,6 +20,8 @@ type Source interface {
 type Endpoints interface {
 	// Apply takes a full snapshot and returns at once.
 	Apply(orders []upstream.Order, addr func(placement.LinkID) netip.Addr)
+	// Update takes the orders of some links that Apply named; the others stay.
+	Update(orders []upstream.Order)
 }
 
 // RelayAddress is where a relay is reached.

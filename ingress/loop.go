@@ -39,13 +39,14 @@ type loop struct {
 	gone   map[placement.ID]time.Time // removed placements, and since when we know
 
 	// What was told to others.
-	orders   []upstream.Order
+	orders   []upstream.Order   // the table's view
 	links    []placement.LinkID // of the orders
 	book     *addressBook
 	noted    desired
 	routed   desired // routes and certificates; the rest is empty
 	applied  map[placement.LinkID]bool
-	leftOut  map[string]string // route → why nginx does not have it
+	before   []upstream.Service // until the first apply: what an earlier process brought to nginx
+	leftOut  map[string]string  // route → why nginx does not have it
 	reload   ReloadStatus
 	schedule apply.Schedule
 	jobs     chan job
@@ -101,6 +102,9 @@ func (l *loop) restore() {
 	}
 	l.prove(primaries)
 	l.reload.Generation = s.Generation
+	if s.Known && s.Generation != "" {
+		l.before = services(s.Services)
+	}
 	l.outside = l.readOutside()
 	if s.Known {
 		l.acceptRoutes()
@@ -263,21 +267,33 @@ func (l *loop) prove(primaries []placement.LinkID) {
 // round acts on everything that is known: links first and at once, nginx
 // later and collected.
 func (l *loop) round(now time.Time) {
+	changed, whole := l.table.Changes()
 	l.orders = l.table.Orders()
+	if whole {
+		l.readdress(now)
+	}
+	if l.book.dirty {
+		l.saveAddresses()
+	}
+	if whole {
+		l.config.Endpoints.Apply(l.orders, l.address)
+	} else {
+		l.config.Endpoints.Update(changed)
+	}
+	l.statusDirty, l.nginxDirty = true, true
+	if l.routed.version != l.noted.version {
+		l.consider(now)
+	}
+}
+
+// readdress gives every link its address.
+func (l *loop) readdress(now time.Time) {
 	if !slices.EqualFunc(l.links, l.orders, func(id placement.LinkID, o upstream.Order) bool { return id == o.Link }) {
 		l.links = make([]placement.LinkID, len(l.orders))
 		for i, o := range l.orders {
 			l.links[i] = o.Link
 		}
 		l.book.update(l.links, now)
-	}
-	if l.book.dirty {
-		l.saveAddresses()
-	}
-	l.config.Endpoints.Apply(l.orders, l.address)
-	l.statusDirty, l.nginxDirty = true, true
-	if l.routed.version != l.noted.version {
-		l.consider(now)
 	}
 }
 
@@ -349,8 +365,9 @@ func (l *loop) begin() {
 	}
 	l.table.Proven(slices.Collect(maps.Keys(both)))
 	d := l.noted
-	d.address = l.book.snapshot(l.links)
-	l.jobs <- job{desired: d, outside: l.outside}
+	d.address = l.book.snapshot(append(linksOf(l.before), l.links...))
+	l.jobs <- job{desired: d, outside: l.outside, before: l.before}
+	l.before = nil
 }
 
 // ended takes the result of an apply.
@@ -372,7 +389,11 @@ func (l *loop) ended(now time.Time, r result) {
 	}
 	l.reload.Generation = r.generation
 	l.prove(r.primaries)
-	l.state.Generation, l.state.Primaries = r.generation, nil
+	if r.asBefore {
+		// What moved since waits until it is quiet, or for the next reload.
+		l.noted.services, l.nginxDirty = r.services, true
+	}
+	l.state.Generation, l.state.Services, l.state.Primaries = r.generation, keep(r.services), nil
 	for _, id := range r.primaries {
 		l.state.Primaries = append(l.state.Primaries, id.String())
 	}
@@ -390,7 +411,7 @@ func (l *loop) snapshot() state {
 	l.stateDirty = false
 	s := l.state
 	s.Routes, s.Relays, s.Nodes = maps.Clone(s.Routes), maps.Clone(s.Relays), maps.Clone(s.Nodes)
-	s.Primaries = slices.Clone(s.Primaries)
+	s.Primaries, s.Services = slices.Clone(s.Primaries), slices.Clone(s.Services)
 	s.Events = make([]placement.Event, 0, len(l.events))
 	for _, e := range l.events {
 		s.Events = append(s.Events, e)

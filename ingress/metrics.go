@@ -45,8 +45,8 @@ func (m *metrics) observe(s Status, orders []upstream.Order) {
 		m.routes.WithLabelValues(string(h)).Set(n)
 	}
 	states := map[upstream.State]float64{upstream.Open: 0, upstream.Joined: 0, upstream.Holding: 0, upstream.Closed: 0}
-	for _, o := range orders {
-		states[o.State]++
+	for i := range orders {
+		states[orders[i].State]++
 	}
 	for st, n := range states {
 		m.links.WithLabelValues(st.String()).Set(n)

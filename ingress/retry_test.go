@@ -69,7 +69,7 @@ func TestIngress_DeliversAtMostOnce(t *testing.T) {
 	}
 	a := e.do(http.MethodGet, e.url("web.example", "/get"), "", "X-Request-Id", "get")
 	require.Equal(t, 502, a.StatusCode)
-	require.Equal(t, 3, ingresstest.Count(func(d ingresstest.Delivery) bool { return d.ID == "get" }, all...))
+	require.Equal(t, 5, ingresstest.Count(func(d ingresstest.Delivery) bool { return d.ID == "get" }, all...), "three, and two in the second round")
 }
 
 // RTE-3: an unknown method arrives as it is, body and address included.
@@ -166,7 +166,7 @@ func TestIngress_OwnStatusPasses(t *testing.T) {
 					require.Equal(t, "77", a.Header.Get("Retry-After"))
 					want := 1
 					if method == "GET" {
-						want = min(5, n)
+						want = min(4, n) // the fifth is kept for the second round
 					}
 					got := ingresstest.Count(func(d ingresstest.Delivery) bool { return d.ID == id }, all...)
 					require.Equal(t, want, got, id)

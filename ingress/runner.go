@@ -52,6 +52,9 @@ func (r *runner) run(ctx context.Context, results <-chan result) error {
 		case res := <-results:
 			l.ended(time.Now(), res)
 			changed = true
+			if res.changed { // a process that starts after a crash must know it
+				r.keep()
+			}
 		case <-due.C:
 			if at, ok := l.schedule.Due(); ok && !at.After(time.Now()) {
 				l.begin()
@@ -64,9 +67,7 @@ func (r *runner) run(ctx context.Context, results <-chan result) error {
 			}
 		case <-save.C:
 			l.forget(time.Now())
-			if l.stateDirty && len(r.saves) == 0 {
-				r.saves <- l.snapshot()
-			}
+			r.keep()
 		case <-show.C:
 			if l.nginxDirty {
 				l.consider(time.Now())
@@ -80,6 +81,13 @@ func (r *runner) run(ctx context.Context, results <-chan result) error {
 				r.share()
 			}
 		}
+	}
+}
+
+// keep has the state written, unless one waits to be.
+func (r *runner) keep() {
+	if r.loop.stateDirty && len(r.saves) == 0 {
+		r.saves <- r.loop.snapshot()
 	}
 }
 

@@ -30,6 +30,8 @@ type state struct {
 	// Primaries of the generation that was proven last.
 	Generation string   `json:"generation"`
 	Primaries  []string `json:"primaries"`
+	// Services is what it was made of.
+	Services []keptService `json:"services,omitempty"`
 }
 
 type nodeState struct {

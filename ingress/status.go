@@ -67,8 +67,8 @@ func (b *board) get() Status {
 }
 
 func (l *loop) publish() {
-	s := Status{CertificateExpiry: map[string]string{}}
-	for _, v := range l.table.Routes() {
+	s := Status{CertificateExpiry: map[string]string{}, Routes: make([]RouteStatus, 0, len(l.state.Routes))}
+	for v := range l.table.EachRoute() {
 		r := RouteStatus{Name: v.Route.Name, Open: v.Open, Known: v.Known}
 		if len(v.Problems) > 0 {
 			r.Error = v.Problems.Error()

@@ -20,12 +20,16 @@ import (
 type job struct {
 	desired desired
 	outside outside
+	// before is what an earlier process brought to nginx, for the first job.
+	before []upstream.Service
 }
 
 // result is how a job ended.
 type result struct {
 	generation string
 	primaries  []placement.LinkID
+	services   []upstream.Service // that it was made of
+	asBefore   bool               // they are the job's before, not what is desired now
 	leftOut    map[string]string
 	outsideErr string // the user's newest files are not in use
 	changed    bool   // nginx was reloaded or started
@@ -78,6 +82,9 @@ func (w *worker) run(ctx context.Context, jobs <-chan job, done func(result)) er
 // apply tries the user's newest files first and those of the last success
 // when nginx does not take them.
 func (w *worker) apply(ctx context.Context, j job) result {
+	if r, ok := w.resume(ctx, j); ok {
+		return r
+	}
 	r := w.attempt(ctx, j)
 	if r.err == nil {
 		w.good = &j.outside
@@ -132,7 +139,7 @@ func (w *worker) attempt(ctx context.Context, j job) result {
 			continue
 		}
 		return result{
-			generation: g.ID, primaries: g.Primaries, leftOut: w.leftOut(), changed: changed, err: err,
+			generation: g.ID, primaries: g.Primaries, services: j.desired.services, leftOut: w.leftOut(), changed: changed, err: err,
 			again: slices.ContainsFunc(slices.Collect(maps.Values(w.refused)), func(r refusal) bool { return r.port != 0 }),
 		}
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/node/discovery"
 	"github.com/opfield/availability/node/docker"
 	"github.com/opfield/availability/placement"
@@ -81,6 +82,8 @@ type Agent struct {
 	gone     map[string]placement.Sequence // removed placements whose last event is stored
 	next     uint64                        // round robin over targets
 	status   Status
+	listed   bus.Inventory // what the last list says
+	complete bool          // there was a list
 
 	// Owned by Run.
 	state      state
@@ -88,7 +91,7 @@ type Agent struct {
 	counter    uint64
 	announced  map[string]placement.Event // by workload
 	registered int                        // how many of them Links was told last
-	listed     bool                       // a whole list was read: what is missing does not exist
+	whole      bool                       // a whole list was read: what is missing does not exist
 }
 
 // probeKey names one port of one start of a container at one address.
@@ -278,8 +281,8 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 			changed = append(changed, a.stamp(p.Event))
 		}
 	}
-	a.listed = a.listed || snapshot.Complete
-	if a.listed {
+	a.whole = a.whole || snapshot.Complete
+	if a.whole {
 		for _, workload := range a.state.Workloads {
 			if before, known := a.announced[workload]; !present[workload] && (!known || again || before.State != placement.StateRemoved) {
 				changed = append(changed, a.stamp(removed(placement.ID{Workload: workload, Node: a.config.Node}, before)))
@@ -290,7 +293,9 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 	if snapshot.Err != nil {
 		status.Docker = snapshot.Err.Error()
 	}
-	return a.announce(ctx, changed, waiting, targets, status)
+	err := a.announce(ctx, changed, waiting, targets, status)
+	a.takeStock(snapshot)
+	return err
 }
 
 // certificate returns why the workload's certificate is not there, and sees to
@@ -359,7 +364,7 @@ func (a *Agent) announce(ctx context.Context, changed, waiting []placement.Event
 		a.outbox.put(ctx, e)
 	}
 	for _, w := range a.state.Workloads { // of an earlier run, until a whole list was read
-		if _, known := a.announced[w]; !known && !a.listed {
+		if _, known := a.announced[w]; !known && !a.whole {
 			workloads = append(workloads, w)
 		}
 	}

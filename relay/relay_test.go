@@ -52,7 +52,9 @@ func newRig(t testing.TB, change func(*Config)) *rig {
 	return &rig{t: t, ca: ca, server: s, addr: ln.Addr().String()}
 }
 
-var webLink = placement.LinkID{Placement: placement.ID{Workload: "web", Node: "node-1"}, Port: 80}
+func webLink() placement.LinkID {
+	return placement.LinkID{Placement: placement.ID{Workload: "web", Node: "node-1"}, Port: 80}
+}
 
 // node runs an accepting end whose streams are echoed.
 func (r *rig) node(id string, l placement.LinkID) *securelink.Relays {
@@ -125,20 +127,20 @@ func (r *rig) ready(rs *securelink.Relays, l placement.LinkID) {
 func TestServer_Refusals(t *testing.T) {
 	r := newRig(t, nil)
 	in := r.ingress("ingress-1")
-	unknown := webLink
+	unknown := webLink()
 	unknown.Port = 81
-	r.node("node-1", webLink)
-	r.ready(in, webLink)
+	r.node("node-1", webLink())
+	r.ready(in, webLink())
 	_, err := r.open(in, unknown)
 	require.Equal(t, securelink.NotRegistered, securelink.RefusalCode(err))
-	_, err = in.Open(t.Context(), securelink.Open{Link: webLink, Epoch: 7})
+	_, err = in.Open(t.Context(), securelink.Open{Link: webLink(), Epoch: 7})
 	require.Equal(t, securelink.StaleEpoch, securelink.RefusalCode(err))
 	r.server.Retire()
 	r.server.mu.Lock()
 	n := len(r.server.sessions)
 	r.server.mu.Unlock()
 	require.NotZero(t, n)
-	_, err = r.open(in, webLink)
+	_, err = r.open(in, webLink())
 	require.Error(t, err)
 	require.Zero(t, securelink.RefusalCode(err), "a restart says nothing about the placement")
 }
@@ -147,24 +149,24 @@ func TestServer_Refusals(t *testing.T) {
 func TestServer_Limits(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.MaxPeerStreams = 4 })
 	in := r.ingress("ingress-1")
-	r.node("node-1", webLink)
+	r.node("node-1", webLink())
 	r.node("node-2", placement.LinkID{Placement: placement.ID{Workload: "web", Node: "node-2"}, Port: 80})
-	r.ready(in, webLink)
+	r.ready(in, webLink())
 	require.Eventually(t, func() bool { _, n := r.server.Status(); return n == 0 }, 5*time.Second, time.Millisecond)
 	var open []*securelink.Stream
 	for range 4 {
-		st, err := r.open(in, webLink)
+		st, err := r.open(in, webLink())
 		require.NoError(t, err)
 		open = append(open, st)
 	}
-	_, err := r.open(in, webLink)
+	_, err := r.open(in, webLink())
 	require.ErrorContains(t, err, "over limit")
 	other := r.ingress("ingress-2")
 	r.ready(other, placement.LinkID{Placement: placement.ID{Workload: "web", Node: "node-2"}, Port: 80})
 	for _, st := range open {
 		st.Close()
 	}
-	r.ready(in, webLink)
+	r.ready(in, webLink())
 }
 
 // RLY-3: a data connection with a used, expired or foreign token gets nothing.
@@ -178,6 +180,14 @@ func TestServer_Tokens(t *testing.T) {
 		}
 		r.server.mu.Lock()
 		defer r.server.mu.Unlock()
+		for _, sess := range r.server.sessions {
+			sess.mu.Lock()
+			held := len(sess.held)
+			sess.mu.Unlock()
+			if held < 8 {
+				return false // some that it has sent are not here yet
+			}
+		}
 		for tk := range r.server.tokens {
 			token = tk
 			return true
@@ -189,7 +199,7 @@ func TestServer_Tokens(t *testing.T) {
 		require.NoError(t, err)
 		defer c.Close()
 		_, _ = c.Write(append([]byte(securelink.Magic), tk[:]...))
-		_, _ = c.Write(securelink.Open{Link: webLink}.Encode(nil))
+		_, _ = c.Write(securelink.Open{Link: webLink()}.Encode(nil))
 		_ = c.SetReadDeadline(time.Now().Add(3 * time.Second))
 		n, err := c.Read(make([]byte, 64))
 		return n == 0 && err != nil && !os.IsTimeout(err)
@@ -279,9 +289,9 @@ func TestServer_Strangers(t *testing.T) {
 func TestServer_DropEndsStreams(t *testing.T) {
 	r := newRig(t, nil)
 	in := r.ingress("ingress-1")
-	r.node("node-1", webLink)
-	r.ready(in, webLink)
-	st, err := r.open(in, webLink)
+	r.node("node-1", webLink())
+	r.ready(in, webLink())
+	st, err := r.open(in, webLink())
 	require.NoError(t, err)
 	defer st.Close()
 	_, err = io.ReadFull(st.Conn, make([]byte, 2))
@@ -300,8 +310,8 @@ func TestServer_ManyStreams(t *testing.T) {
 	const streams = 2000
 	r := newRig(t, nil)
 	in := r.ingress("ingress-1")
-	r.node("node-1", webLink)
-	r.ready(in, webLink)
+	r.node("node-1", webLink())
+	r.ready(in, webLink())
 	require.Eventually(t, func() bool { _, n := r.server.Status(); return n == 0 }, 5*time.Second, time.Millisecond)
 	goroutines, fds := runtime.NumGoroutine(), descriptors(t)
 	open := make(chan *securelink.Stream, streams)
@@ -309,7 +319,7 @@ func TestServer_ManyStreams(t *testing.T) {
 	for range 20 {
 		wg.Go(func() {
 			for range streams / 20 {
-				st, err := r.open(in, webLink)
+				st, err := r.open(in, webLink())
 				if err != nil {
 					t.Error(err)
 					return

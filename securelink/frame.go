@@ -90,13 +90,6 @@ func (d *decoder) u16() uint16 {
 	return 0
 }
 
-func (d *decoder) u32() uint32 {
-	if v := d.take(4); v != nil {
-		return binary.BigEndian.Uint32(v)
-	}
-	return 0
-}
-
 func (d *decoder) u64() uint64 {
 	if v := d.take(8); v != nil {
 		return binary.BigEndian.Uint64(v)

@@ -10,6 +10,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Early bytes keep a distance: those that a client reads together with an
+// answer do not end its connection, and there are only three until the next.
+const (
+	nudgeAgain = 3 * time.Millisecond   // by then a client has put the connection into its pool
+	nudgeLast  = 100 * time.Millisecond // a busy one too
+)
+
 // tlsRecordType is the first byte of every TLS 1.3 record after the handshake;
 // the version behind it is constant too (RFC 8446 section 5.2).
 const tlsRecordType = 0x17
@@ -27,7 +34,8 @@ const recordStart = "\x17\x03\x03"
 // for the rest of the record. So idle connections end without a race, and
 // requests under way lose nothing (measured with nginx 1.22). A client that is
 // just reading an answer may swallow the byte with it and then keep the
-// connection, so repeated nudges send the second and the third constant byte.
+// connection, so the second constant byte follows a moment after every answer,
+// and repeated nudges send the second and the third.
 //
 // It relies on crypto/tls passing whole records to Write, which it does.
 type Nudger struct {
@@ -43,9 +51,11 @@ type Nudger struct {
 
 	mu     sync.Mutex
 	writer *rawWriter
-	corked []byte // records that wait for Uncork; nil: none do
-	ready  bool   // the handshake is over: records begin with tlsRecordType
-	early  int    // bytes of the next record that are on the wire already
+	corked []byte      // records that wait for Uncork; nil: none do
+	ready  bool        // the handshake is over: records begin with tlsRecordType
+	early  int         // bytes of the next record that are on the wire already
+	sent   time.Time   // when the last of them was
+	again  *time.Timer // nudges once more after a write; nil before the first
 	err    error
 }
 
@@ -105,6 +115,12 @@ func (n *Nudger) sendEarlyLocked() {
 	if n.err != nil || !n.ready {
 		return
 	}
+	now := time.Now()
+	switch passed := now.Sub(n.sent); {
+	case n.early == 1 && passed < nudgeAgain, n.early == 2 && passed < nudgeLast:
+		return
+	}
+	n.sent = now
 	n.early, n.err = sendEarly(n.TCPConn, n.early)
 }
 
@@ -186,6 +202,11 @@ func (n *Nudger) writeLocked(b []byte) (int, error) {
 	if n.err = n.sendLocked(out); n.err != nil {
 		return 0, n.err
 	}
-	n.early = 1
+	n.early, n.sent = 1, time.Now()
+	if n.again == nil {
+		n.again = time.AfterFunc(nudgeAgain, n.Nudge)
+	} else {
+		n.again.Reset(nudgeAgain)
+	}
 	return want, nil
 }

@@ -35,7 +35,7 @@ func (r *Records) Nudge() {
 	r.draining.Store(true)
 	if r.mu.TryLock() {
 		defer r.mu.Unlock()
-		if r.app && r.left == 0 && len(r.header) == 0 {
+		if r.app && r.boundary() {
 			r.early, _ = sendEarly(r.Dst, r.early) // an error shows at the next write
 		}
 	}
@@ -43,11 +43,11 @@ func (r *Records) Nudge() {
 
 // Copy moves records from src until src ends; nil is a clean end.
 func (r *Records) Copy(src *net.TCPConn) error {
-	buf := make([]byte, smallRead+1)
+	buf := make([]byte, smallRead)
 	for {
-		n, err := src.Read(buf[:smallRead])
+		n, err := src.Read(buf)
 		if n > 0 {
-			if err := r.pass(buf[:n], buf[:n+1]); err != nil {
+			if err := r.pass(buf[:n]); err != nil {
 				return err
 			}
 		}
@@ -60,29 +60,31 @@ func (r *Records) Copy(src *net.TCPConn) error {
 	}
 }
 
-// pass writes b; room is b with space for one more byte.
-func (r *Records) pass(b, room []byte) error {
+// pass writes b.
+func (r *Records) pass(b []byte) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.early > 0 && r.left == 0 && len(r.header) == 0 && b[0] != tlsRecordType {
+	if r.early > 0 && r.boundary() && b[0] != tlsRecordType {
 		return fmt.Errorf("%w: a record of type %d after application data", ErrFrame, b[0])
 	}
 	r.follow(b)
 	// The bytes that are out already are left off; a read may end in them.
 	n := min(r.early, len(b))
 	r.early -= n
-	b, room = b[n:], room[n:]
-	if r.draining.Load() && r.app && r.left == 0 && len(r.header) == 0 && r.early == 0 {
-		b = room
-		b[len(b)-1] = tlsRecordType
-		r.early = 1
+	if b = b[n:]; len(b) > 0 {
+		if _, err := r.Dst.Write(b); err != nil {
+			return err
+		}
 	}
-	if len(b) == 0 {
-		return nil
+	// A write of its own: a client takes what came with the answer along.
+	if r.draining.Load() && r.app && r.boundary() && r.early == 0 {
+		r.early, _ = sendEarly(r.Dst, 0)
 	}
-	_, err := r.Dst.Write(b)
-	return err
+	return nil
 }
+
+// boundary reports whether the next byte begins a record.
+func (r *Records) boundary() bool { return r.left == 0 && len(r.header) == 0 }
 
 // follow keeps account of the record boundaries in b.
 func (r *Records) follow(b []byte) {

@@ -91,6 +91,7 @@ func (t *Table) ordersOf(name string, w *workload) ([]Order, map[placement.LinkI
 			orders = append(orders, o)
 		}
 	}
+	t.chooseHolders(orders)
 	for i := range orders {
 		o := &orders[i]
 		siblings := open[o.Link.Port]
@@ -106,6 +107,45 @@ func (t *Table) ordersOf(name string, w *workload) ([]Order, map[placement.LinkI
 	}
 	slices.SortFunc(orders, func(a, b Order) int { return CompareLinks(a.Link, b.Link) })
 	return orders, gone
+}
+
+// passedOver is how many endpoints of a workload port may refuse at once while
+// another one holds: nginx's first round has no more tries to spend on them
+// than this, and one hold after another would add up.
+const passedOver = 3
+
+// chooseHolders leaves MayHold only to some of the links that could hold, per
+// port: the first of those that nginx lists as primaries, or the first of all,
+// and with many links those behind the ones that may be passed over.
+func (t *Table) chooseHolders(orders []Order) {
+	candidates := map[uint16][]*Order{}
+	for i := range orders {
+		if o := &orders[i]; o.MayHold {
+			candidates[o.Link.Port] = append(candidates[o.Link.Port], o)
+		}
+	}
+	for _, all := range candidates {
+		slices.SortStableFunc(all, func(a, b *Order) int {
+			switch {
+			case a.Primary == b.Primary:
+				return 0
+			case a.Primary:
+				return -1
+			default:
+				return 1
+			}
+		})
+		primaries := 0
+		for _, o := range all {
+			if o.Primary {
+				primaries++
+			}
+		}
+		holders := max(1, primaries-passedOver)
+		for _, o := range all[holders:] {
+			o.MayHold = false
+		}
+	}
 }
 
 // verdict says whether a link is open by what is known of it alone; its

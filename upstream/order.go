@@ -41,7 +41,7 @@ type Order struct {
 	Reset      bool               // fenced: running streams are reset at once, otherwise they drain
 	Primary    bool               // the proven nginx generation lists it as primary
 	Open       []placement.LinkID // the open siblings, sorted; where a joined connection may lead
-	MayHold    bool               // serving and current: connections may be held when nothing serves
+	MayHold    bool               // holds connections while nothing serves or no relay is reachable
 }
 
 // Service is what nginx lists for one workload port that a route uses.

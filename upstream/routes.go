@@ -3,6 +3,7 @@ package upstream
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -81,11 +82,19 @@ func (v *RouteView) claim(holders map[string]string) {
 
 // Routes returns every route as it is served, sorted by name.
 func (t *Table) Routes() []RouteView {
+	return slices.AppendSeq(make([]RouteView, 0, len(t.routes)), t.EachRoute())
+}
+
+// EachRoute is Routes without a copy.
+func (t *Table) EachRoute() iter.Seq[RouteView] {
 	t.judge()
-	out := slices.Clone(t.routes)
-	for i := range out {
-		s := t.service(servicePort{out[i].Route.Workload, out[i].Route.Port})
-		out[i].Open, out[i].Known = len(s.Open), len(s.Open)+len(s.Others)
+	return func(yield func(RouteView) bool) {
+		for _, v := range t.routes {
+			s := t.service(servicePort{v.Route.Workload, v.Route.Port})
+			v.Open, v.Known = len(s.Open), len(s.Open)+len(s.Others)
+			if !yield(v) {
+				return
+			}
+		}
 	}
-	return out
 }

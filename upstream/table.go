@@ -39,8 +39,12 @@ type Table struct {
 	routes    []RouteView
 	used      []servicePort // by serving routes, sorted
 
-	names []string // of workloads, sorted
-	all   bool     // every workload must be judged again
+	names  []string             // of workloads, sorted
+	dirty  map[string]*workload // to be judged again
+	all    bool                 // every workload must be judged again
+	orders []Order              // of all workloads; a view that Orders returns
+	moved  []Order              // of the workloads judged since Orders or Changes
+	whole  bool                 // the set of links changed: orders must be put together again
 }
 
 type servicePort struct {
@@ -50,8 +54,8 @@ type servicePort struct {
 
 type workload struct {
 	copies map[string]*replica // by node
-	dirty  bool
 	orders []Order
+	at     int // where they begin in the table's orders
 	gone   map[placement.LinkID]bool
 	lists  map[uint16]Service // made from orders when asked for
 }
@@ -96,6 +100,14 @@ func (t *Table) workload(name string) *workload {
 	return w
 }
 
+// touch notes that a workload must be judged again.
+func (t *Table) touch(name string, w *workload) {
+	if t.dirty == nil {
+		t.dirty = map[string]*workload{}
+	}
+	t.dirty[name] = w
+}
+
 func (w *workload) replica(node string) *replica {
 	r := w.copies[node]
 	if r == nil {
@@ -118,7 +130,7 @@ func (t *Table) Event(e placement.Event) {
 	}
 	e.Ports = slices.Clone(e.Ports)
 	r.known, r.event = true, e
-	w.dirty = true
+	t.touch(e.Workload, w)
 }
 
 // Forget drops a placement that was removed. Its links are gone then.
@@ -131,7 +143,7 @@ func (t *Table) Forget(id placement.ID) {
 		return
 	}
 	delete(w.copies, id.Node)
-	w.dirty = true
+	t.touch(id.Workload, w)
 }
 
 // RelayReport folds in what a relay says about a link. If it is newer than
@@ -144,7 +156,7 @@ func (t *Table) RelayReport(name string, report LinkReport) {
 	rl := t.relay(name)
 	rl.views[report.Link] = view{ready: report.Ready, present: report.Present}
 	w := t.workload(report.Link.Placement.Workload)
-	w.dirty = true
+	t.touch(report.Link.Placement.Workload, w)
 	r := w.replica(report.Link.Placement.Node)
 	// A relay that dropped a session repeats the last registration with
 	// Ready false: that says nothing about the placement itself.
@@ -233,19 +245,34 @@ func (t *Table) Proven(primaries []placement.LinkID) {
 	t.all = true
 }
 
-// Orders returns the order of every known link, sorted by link. The caller
-// must not change what the slices in it point to.
+// Orders returns the order of every known link, sorted by link. It is a view:
+// it follows the table, and the caller neither changes nor keeps it.
 func (t *Table) Orders() []Order {
 	t.judge()
-	n := 0
-	for _, w := range t.workloads {
-		n += len(w.orders)
+	t.moved = nil
+	if !t.whole {
+		return t.orders
 	}
-	out := make([]Order, 0, n)
+	t.orders = t.orders[:0]
 	for _, name := range t.names {
-		out = append(out, t.workloads[name].orders...)
+		w := t.workloads[name]
+		w.at = len(t.orders)
+		t.orders = append(t.orders, w.orders...)
 	}
-	return out
+	t.whole = false
+	return t.orders
+}
+
+// Changes returns the orders that may differ since the last call of it or of
+// Orders, and costs nothing for the others. If all may, or the set of links
+// changed, whole is true instead and Orders tells.
+func (t *Table) Changes() (changed []Order, whole bool) {
+	t.judge()
+	if t.whole {
+		return nil, true
+	}
+	changed, t.moved = t.moved, nil
+	return changed, false
 }
 
 // Services returns what nginx should list for every workload port that a
@@ -284,12 +311,28 @@ func (t *Table) service(k servicePort) Service {
 
 // judge brings the orders of every workload that changed up to date.
 func (t *Table) judge() {
-	for name, w := range t.workloads {
-		if t.all || w.dirty {
-			w.orders, w.gone = t.ordersOf(name, w)
-			w.lists = map[uint16]Service{}
-			w.dirty = false
+	if t.all {
+		for name, w := range t.workloads {
+			t.judgeOne(name, w)
+		}
+		t.all, t.whole = false, true
+		clear(t.dirty)
+		return
+	}
+	for name, w := range t.dirty {
+		old := w.orders
+		t.judgeOne(name, w)
+		if t.whole = t.whole || !slices.EqualFunc(old, w.orders, sameLink); !t.whole {
+			copy(t.orders[w.at:], w.orders)
+			t.moved = append(t.moved, w.orders...)
 		}
 	}
-	t.all = false
+	clear(t.dirty)
+}
+
+func sameLink(a, b Order) bool { return a.Link == b.Link }
+
+func (t *Table) judgeOne(name string, w *workload) {
+	w.orders, w.gone = t.ordersOf(name, w)
+	w.lists = map[uint16]Service{}
 }

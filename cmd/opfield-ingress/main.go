@@ -21,7 +21,7 @@ var version = "dev"
 
 type cli struct {
 	Config  kong.ConfigFlag  `help:"YAML file with flag names as keys; unknown keys are errors." placeholder:"FILE"`
-	Version kong.VersionFlag `help:"Print the version."`
+	Version kong.VersionFlag `help:"Print the version." env:"-"`
 
 	Join   joinCmd   `cmd:"" help:"Join this host as an ingress node."`
 	Run    runCmd    `cmd:"" help:"Run the sidecar."`

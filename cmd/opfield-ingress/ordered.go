@@ -33,3 +33,6 @@ func (o *ordered) wait(ctx context.Context) {
 	case <-ctx.Done():
 	}
 }
+
+// Update implements ingress.Endpoints.
+func (o *ordered) Update(orders []upstream.Order) { o.set.Update(orders) }

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -30,8 +28,8 @@ const stopNginxWithin = 10 * time.Second
 
 type runCmd struct {
 	daemon.Common
+	daemon.MetricsFlags `set:"metrics=127.0.0.1:9102"`
 	nginxFlags
-	Metrics     string        `help:"Address of metrics, health and status; empty: none." default:"127.0.0.1:9102"`
 	PIDFile     string        `name:"pid-file" help:"File that holds the process id of the newest sidecar."`
 	DrainWithin time.Duration `help:"How long streams may go on in the old process after a restart." default:"1h"`
 	StopWithin  time.Duration `help:"How long streams may go on after SIGTERM." default:"10s"`
@@ -54,6 +52,9 @@ type parts struct {
 
 // Run runs the sidecar.
 func (c *runCmd) Run(ctx context.Context) error {
+	if err := c.CheckMetrics(); err != nil {
+		return err
+	}
 	daemon.MovesBytes()
 	log := c.Logger("ingress", os.Stderr)
 	id, err := identity.Open(c.IdentityDir)
@@ -69,7 +70,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 		TLS: func(relay string) *tls.Config {
 			return id.ClientTLS(identity.Name{Role: identity.RoleRelay, ID: relay})
 		},
-		Instance: instance(), Watcher: news, Logger: log,
+		Instance: daemon.Instance(), Watcher: news, Logger: log,
 	})
 	self, err := os.Executable()
 	if err != nil {
@@ -102,10 +103,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if p.handover, err = daemon.NewHandover(c.PIDFile); err != nil {
 		return err
 	}
-	defer p.handover.Stop()
-	p.ln, err = p.handover.ListenWithCallback("tcp", fmt.Sprintf("lo:%d", c.EndpointPort), func(string, string) (net.Listener, error) {
-		return endpoint.Listen(ctx, c.EndpointPort)
-	})
+	p.ln, err = p.handover.Listen(func() (net.Listener, error) { return endpoint.Listen(ctx, c.EndpointPort) })
 	if err != nil {
 		return err
 	}
@@ -135,7 +133,7 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	started := time.Now()
 	show := sidecar{in: p.in, set: p.set, relays: p.relays, conn: p.conn}
 	g.Go(func() error {
-		return daemon.ServeMetrics(side, c.Metrics, p.reg, func() error {
+		return c.ServeMetrics(side, p.reg, func() error {
 			if p.relays.Reachable() == 0 {
 				return errors.New("no relay can be reached")
 			}
@@ -189,13 +187,6 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	err = errors.Join(err, <-served)
 	stopStreams()
 	return errors.Join(err, carry.Wait())
-}
-
-// instance names this process to the relays.
-func instance() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // it never fails (crypto/rand)
-	return binary.BigEndian.Uint64(b[:])
 }
 
 func addresses(all []ingress.RelayAddress) []securelink.RelayAddress {

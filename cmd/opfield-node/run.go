@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	"crypto/tls"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,9 +25,10 @@ import (
 
 type runCmd struct {
 	daemon.Common
-	Docker  string        `help:"Address of the Docker daemon." default:"unix:///var/run/docker.sock"`
-	Metrics string        `help:"Address of metrics and health; empty: none." default:"127.0.0.1:9103"`
-	Drain   time.Duration `help:"How long the streams of a placement that stopped serving may go on." default:"30s"`
+	daemon.MetricsFlags `set:"metrics=127.0.0.1:9103"`
+	Docker              string        `help:"Address of the Docker daemon." default:"unix:///var/run/docker.sock"`
+	Drain               time.Duration `help:"How long the streams of a placement that stopped serving may go on." default:"30s"`
+	StopWithin          time.Duration `help:"How long running streams may go on after SIGTERM." default:"10s"`
 }
 
 // parts are what work joins.
@@ -41,11 +40,15 @@ type parts struct {
 	conn     *bus.Conn
 	agent    *node.Agent
 	acceptor *accept.Acceptor
+	links    *accept.Links
 	relays   *securelink.Relays
 }
 
 // Run runs the agent.
 func (c *runCmd) Run(ctx context.Context) error {
+	if err := c.CheckMetrics(); err != nil {
+		return err
+	}
 	if c.Drain < 0 || c.Drain > time.Hour {
 		return daemon.UsageError(fmt.Sprintf("--drain: %v is outside 0 to 1h", c.Drain))
 	}
@@ -86,10 +89,10 @@ func (c *runCmd) Run(ctx context.Context) error {
 	p.acceptor = accept.New(accept.Config{
 		TLS: p.id.ServesWorkloads(p.certs, identity.RoleIngress), Targets: targets, Drain: c.Drain, Logger: p.log, Registerer: p.reg,
 	})
-	links := &accept.Links{Acceptor: p.acceptor, Relays: &securelink.LinkSet{}}
+	p.links = &accept.Links{Acceptor: p.acceptor, Relays: &securelink.LinkSet{}}
 	p.agent, err = node.New(node.Config{
 		Node: p.id.Name().ID, StateFile: filepath.Join(c.StateDir, "node.json"), Engine: engine,
-		Publisher: p.conn, Links: links, Certificates: p.certs, Logger: p.log, Registerer: p.reg,
+		Publisher: p.conn, Links: p.links, Certificates: p.certs, Logger: p.log, Registerer: p.reg,
 	})
 	if err != nil {
 		return err
@@ -99,7 +102,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 		TLS: func(relay string) *tls.Config {
 			return p.id.ClientTLS(identity.Name{Role: identity.RoleRelay, ID: relay})
 		},
-		Instance: instance(), Links: links.Relays, Accept: p.acceptor.Accept, Logger: p.log,
+		Instance: daemon.Instance(), Links: p.links.Relays, Accept: p.acceptor.Accept, Logger: p.log,
 	})
 	return c.work(ctx, p)
 }
@@ -107,12 +110,26 @@ func (c *runCmd) Run(ctx context.Context) error {
 // agentTargets breaks the ring between the agent and the acceptor.
 type agentTargets struct{ *node.Agent }
 
-// work runs every part until ctx ends.
+// work runs every part until ctx ends. Streams then have StopWithin: the
+// links are taken out of routing first, so that siblings get what is new.
 func (c *runCmd) work(ctx context.Context, p *parts) error {
 	book := newRelayBook(filepath.Join(c.StateDir, "relays.json"), p)
+	streams, stopStreams := context.WithCancel(context.Background())
+	defer stopStreams()
+	var carry errgroup.Group
+	carry.Go(func() error { p.relays.Run(streams); return nil })
+	carry.Go(func() error { return p.acceptor.Run(streams) })
+	err := c.announce(ctx, p, book)
+	p.links.Set(nil)
+	p.acceptor.Finish(c.StopWithin)
+	stopStreams()
+	return errors.Join(err, carry.Wait())
+}
+
+// announce runs everything but the streams until ctx ends.
+func (c *runCmd) announce(ctx context.Context, p *parts, book *relayBook) error {
 	g, ctx := errgroup.WithContext(ctx)
 	started := time.Now()
-	g.Go(func() error { p.relays.Run(ctx); return nil })
 	g.Go(func() error { return daemon.Ended(p.conn.FollowBucket(ctx, bus.BucketRelays, book.learn)) })
 	g.Go(func() error { return daemon.Ended(p.conn.FollowRevocations(ctx)) })
 	g.Go(func() error { return daemon.Ended(p.conn.KeepPlacements(ctx)) })
@@ -122,15 +139,15 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	g.Go(func() error {
 		return daemon.Ended(p.certs.Run(ctx, func(err error) { p.log.Warn("workload certificate not renewed", "err", err) }))
 	})
-	g.Go(func() error { return p.acceptor.Run(ctx) })
 	g.Go(func() error { return daemon.Ended(p.agent.Run(ctx)) })
 	g.Go(func() error {
 		return daemon.Ended(p.conn.PublishStatus(ctx, func() bus.Status {
 			return bus.Status{Version: version, StartedAt: started, Node: p.status()}
 		}))
 	})
+	g.Go(func() error { return daemon.Ended(p.conn.PublishInventory(ctx, p.agent.Inventory)) })
 	g.Go(func() error {
-		return daemon.ServeMetrics(ctx, c.Metrics, p.reg, func() error {
+		return c.ServeMetrics(ctx, p.reg, func() error {
 			if s := p.agent.Status(); s.Docker != "ok" {
 				return errors.New("docker: " + s.Docker)
 			}
@@ -186,11 +203,4 @@ func (b *relayBook) learn(all map[string][]byte) {
 	if err != nil {
 		b.p.log.Warn("relay list not kept", "err", err)
 	}
-}
-
-// instance names this process to the relays.
-func instance() uint64 {
-	var b [8]byte
-	_, _ = rand.Read(b[:]) // it never fails (crypto/rand)
-	return binary.BigEndian.Uint64(b[:])
 }

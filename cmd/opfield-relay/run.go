@@ -16,27 +16,32 @@ import (
 	"github.com/opfield/availability/cmd/internal/daemon"
 	"github.com/opfield/availability/identity"
 	"github.com/opfield/availability/relay"
+	"github.com/opfield/availability/securelink"
 )
 
-// stopWithin is how long running streams may go on after SIGTERM.
-const stopWithin = 20 * time.Second
+// stopWithin is how long running streams may go on after SIGTERM without a
+// successor. Peers wait for 8 s (--restart-within): the rest is for the start.
+const stopWithin = 3 * time.Second
 
 type runCmd struct {
 	daemon.Common
-	Listen            string        `help:"Address for nodes and ingress nodes." default:":9443"`
-	Metrics           string        `help:"Address of metrics and health; empty: none." default:"127.0.0.1:9101"`
-	PIDFile           string        `name:"pid-file" help:"File that holds the process id of the newest process."`
-	MaxStreams        int           `help:"Streams in total." default:"65536"`
-	MaxPeerStreams    int           `help:"Streams per peer." default:"16384"`
-	MaxPeerOpenRate   float64       `help:"New streams per second and peer." default:"5000"`
-	MaxStrangers      int           `help:"Connections that are not admitted yet." default:"1024"`
-	MaxStrangersPerIP int           `name:"max-strangers-per-ip" help:"Of these, from one address." default:"128"`
-	RestartWithin     time.Duration `help:"How long an announced restart may take." default:"8s"`
-	DrainWithin       time.Duration `help:"How long streams may go on in the old process after a restart." default:"1h"`
+	daemon.MetricsFlags `set:"metrics=127.0.0.1:9101"`
+	Listen              string        `help:"Address for nodes and ingress nodes." default:":9443"`
+	PIDFile             string        `name:"pid-file" help:"File that holds the process id of the newest process."`
+	MaxStreams          int           `help:"Streams in total." default:"65536"`
+	MaxPeerStreams      int           `help:"Streams per peer." default:"16384"`
+	MaxPeerOpenRate     float64       `help:"New streams per second and peer." default:"5000"`
+	MaxStrangers        int           `help:"Connections that are not admitted yet." default:"1024"`
+	MaxStrangersPerIP   int           `name:"max-strangers-per-ip" help:"Of these, from one address." default:"128"`
+	RestartWithin       time.Duration `help:"How long an announced restart may take." default:"8s"`
+	DrainWithin         time.Duration `help:"How long streams may go on in the old process after a restart." default:"1h"`
 }
 
 // Run runs the relay.
 func (c *runCmd) Run(ctx context.Context) error {
+	if err := c.CheckMetrics(); err != nil {
+		return err
+	}
 	daemon.MovesBytes()
 	log := c.Logger("relay", os.Stderr)
 	id, err := identity.Open(c.IdentityDir)
@@ -72,8 +77,10 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer handover.Stop()
-	ln, err := handover.Listen("tcp", c.Listen)
+	ln, err := handover.Listen(func() (net.Listener, error) {
+		cfg := securelink.ListenConfig()
+		return cfg.Listen(ctx, "tcp", c.Listen)
+	})
 	if err != nil {
 		return fmt.Errorf("--listen: %w", err)
 	}
@@ -83,7 +90,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	}
 	defer conn.Close()
 	return c.work(ctx, log, id, conn, server, handover, ln, func(ctx context.Context) error {
-		return daemon.ServeMetrics(ctx, c.Metrics, reg, func() error { return nil })
+		return c.ServeMetrics(ctx, reg, func() error { return nil })
 	})
 }
 

@@ -10,9 +10,12 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"unicode"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/opfield/availability/api"
 )
@@ -96,6 +99,16 @@ func (s *session) printJSON(v any) error {
 	e := json.NewEncoder(s.out)
 	e.SetIndent("", "  ")
 	return e.Encode(v)
+}
+
+// terminal reports whether a person looks at the output.
+func (s *session) terminal() bool {
+	f, ok := s.out.(*os.File)
+	if !ok {
+		return false
+	}
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
 }
 
 // say talks to the person, not to a program.

@@ -17,7 +17,7 @@ type joinCmd struct {
 	Role        string `help:"Role the token is for." default:"subscriber" enum:"node,relay,ingress,subscriber"`
 	ID          string `name:"id" help:"Id of this process." required:""`
 	Controller  string `help:"host:port of the controller's join endpoint." required:""`
-	Token       string `help:"Token; prefer --token-file or the environment, which other users do not see."`
+	Token       string `help:"Token; prefer --token-file, which other users do not see."`
 	TokenFile   string `help:"File with the token; - is standard input." placeholder:"FILE"`
 	Advertise   string `help:"Relays: host:port that others dial."`
 	IdentityDir string `help:"Folder the identity is kept in." default:"/etc/opfield/identity" type:"path"`

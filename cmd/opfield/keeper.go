@@ -68,6 +68,14 @@ func (k *keeper) Run(ctx context.Context) error {
 	}
 }
 
+// ready says whether streams and buckets are up to date.
+func (k *keeper) ready() error {
+	if !k.good.Load() {
+		return errors.New("streams are not up to date")
+	}
+	return nil
+}
+
 func (k *keeper) round(ctx context.Context) error {
 	if !k.conn.Connected() {
 		return bus.ErrNotConnected

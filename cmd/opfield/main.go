@@ -32,17 +32,20 @@ type app struct {
 	Socket string          `help:"Socket of the controller." default:"/run/opfield/api.sock" type:"path"`
 	JSON   bool            `help:"Print JSON."`
 
-	Serve    serveCmd    `cmd:"" help:"Run the controller."`
-	Join     joinCmd     `cmd:"" help:"Exchange a token for an identity."`
-	Token    tokenCmd    `cmd:"" help:"Join tokens."`
-	Route    routeCmd    `cmd:"" help:"Routes."`
-	Cert     certCmd     `cmd:"" help:"Certificates of routes."`
-	Status   statusCmd   `cmd:"" help:"Show nodes, relays, ingress nodes, routes and links."`
-	Events   eventsCmd   `cmd:"" help:"Show health events."`
-	Nodes    nodesCmd    `cmd:"" help:"Nodes."`
-	Identity identityCmd `cmd:"" help:"Identities of processes."`
-	NATS     natsCmd     `cmd:"" name:"nats" help:"Use an own NATS cluster."`
-	Version  versionCmd  `cmd:"" help:"Print the version."`
+	Serve      serveCmd      `cmd:"" help:"Run the controller."`
+	Join       joinCmd       `cmd:"" help:"Exchange a token for an identity."`
+	Token      tokenCmd      `cmd:"" help:"Join tokens."`
+	Route      routeCmd      `cmd:"" help:"Routes."`
+	Cert       certCmd       `cmd:"" help:"Certificates of routes."`
+	Status     statusCmd     `cmd:"" help:"Show nodes, relays, ingress nodes, routes and links."`
+	Workloads  workloadsCmd  `cmd:"" help:"Show every container and Compose project of every node, announced or not."`
+	Events     eventsCmd     `cmd:"" help:"Show health events."`
+	Nodes      nodesCmd      `cmd:"" help:"Nodes."`
+	Identity   identityCmd   `cmd:"" help:"Identities of processes."`
+	NATS       natsCmd       `cmd:"" name:"nats" help:"Use an own NATS cluster."`
+	Demo       demoCmd       `cmd:"" help:"Try it out on this machine."`
+	Completion completionCmd `cmd:"" help:"Print a completion script for a shell."`
+	Version    versionCmd    `cmd:"" help:"Print the version."`
 }
 
 // session is what a command works with.
@@ -78,7 +81,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 	parser, err := kong.New(&cli,
 		kong.Name("opfield"),
 		kong.Description("High availability for workloads on plain Docker hosts."),
-		kong.DefaultEnvars("OPFIELD"),
+		kong.DefaultEnvars(daemon.EnvPrefix),
+		daemon.ServiceOnly("serve"),
 		kong.Configuration(daemon.LoadConfig),
 		kong.Writers(stdout, stderr),
 		kong.Exit(func(c int) { panic(exit(c)) }),
@@ -95,7 +99,11 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 		return exitUsage
 	}
 	s := &session{ctx: ctx, client: newClient(cli.Socket), json: cli.JSON, out: stdout, talk: stderr}
-	err = kctx.Run(s, &cli)
+	verb := ""
+	if n := kctx.Selected(); n != nil {
+		verb = n.Name
+	}
+	err = kctx.Run(s, &cli, demoVerb(verb))
 	var usage usageError
 	switch {
 	case err == nil:

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -169,6 +170,24 @@ func TestController_EndToEnd(t *testing.T) { // SEC-1, API-3, DSC-2
 	require.Contains(t, c.must("events", "--json"), placement.EventType)
 	require.Contains(t, c.must("events"), "placement shop.node-1")
 	require.Contains(t, c.must("nodes", "list"), "node-1")
+	stock, stopStock := context.WithCancel(t.Context())
+	go func() { // DSC-3
+		_ = conn.PublishInventory(stock, func() (bus.Inventory, bool) {
+			return bus.Inventory{Workloads: []bus.InventoryEntry{
+				{Name: "cache", Kind: placement.KindContainer, Containers: []bus.InventoryContainer{{Name: "cache", Image: "redis:7", State: "running", Ports: []bus.InventoryPort{{Port: 6379, Transport: "tcp", Published: netip.MustParseAddrPort("[::]:6379")}}}}},
+				{Name: "proj", Kind: placement.KindCompose, Containers: []bus.InventoryContainer{{Name: "proj-web-1", Service: "web", Image: "web:1", State: "exited", Workload: "shop"}}},
+			}}, true
+		})
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(c.must("workloads"), "cache") }, soon, poll)
+	stopStock()
+	text := c.must("workloads")
+	require.Regexp(t, `(?m)^node-1 +cache +container +redis:7 +running +- +\[::\]:6379->6379/tcp +-$`, text)
+	require.Regexp(t, `(?m)^node-1 +proj +compose +- +0/1 running +- +- +shop$`, text)
+	require.Regexp(t, `(?m)^node-1 +web \(proj-web-1\) +service +web:1 +exited +- +- +shop$`, text)
+	var workloads api.WorkloadList
+	require.NoError(t, json.Unmarshal([]byte(c.must("workloads", "--json")), &workloads))
+	require.Len(t, workloads.Workloads, 2)
 	require.Contains(t, c.must("token", "list"), "node/node-1")
 	require.Contains(t, c.must("nats", "config"), "opfield.placement.v1.*.node-1")
 
@@ -284,6 +303,16 @@ func TestRun_ExitCodes(t *testing.T) { // API-3
 		require.Equal(t, tc.want, code, "%v: %s", tc.args, talk)
 		require.Contains(t, talk, tc.says, tc.args)
 	}
+}
+
+// What is set for the controller is not what a route listens on.
+func TestRun_EnvironmentIsForServe(t *testing.T) {
+	c := startController(t)
+	t.Setenv("OPFIELD_LISTEN", "8480")
+	t.Setenv("OPFIELD_PROTOCOL", "tcp")
+	t.Setenv("OPFIELD_JSON", "true")
+	c.must("route", "add", "a", "--host", "a.example", "--workload", "w", "--port", "80")
+	require.Contains(t, c.must("route", "list"), `"protocol": "http"`)
 }
 
 func TestPrintable(t *testing.T) { // SEC-3

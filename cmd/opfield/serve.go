@@ -19,29 +19,28 @@ import (
 )
 
 type serveCmd struct {
-	StateDir        string   `help:"Folder of the CA, the identities and NATS." default:"/var/lib/opfield" type:"path"`
-	Listen          string   `help:"Address of the join endpoint." default:":8480"`
-	NATSListen      string   `name:"nats-listen" help:"Address of the embedded NATS server." default:":4222"`
-	NATSURL         []string `name:"nats-url" help:"Use this own NATS cluster instead; repeatable."`
-	NATSCA          string   `name:"nats-ca" help:"PEM file with the CA of the own cluster's server certificates." type:"existingfile"`
-	Name            []string `help:"Host name or address under which others reach this host; repeatable. Default: the addresses of this host."`
-	Metrics         string   `help:"Address of metrics and health." default:"127.0.0.1:9100"`
-	MetricsAnywhere bool     `help:"Allow --metrics beyond loopback, without TLS."`
-	LogLevel        string   `help:"debug, info, warn or error." default:"info" enum:"debug,info,warn,error"`
-	CheckConfig     bool     `help:"Check the configuration and exit."`
+	daemon.MetricsFlags `set:"metrics=127.0.0.1:9100"`
+
+	StateDir    string   `help:"Folder of the CA, the identities and NATS." default:"/var/lib/opfield" type:"path"`
+	Listen      string   `help:"Address of the join endpoint." default:":8480"`
+	NATSListen  string   `name:"nats-listen" help:"Address of the embedded NATS server." default:":4222"`
+	NATSURL     []string `name:"nats-url" help:"Use this own NATS cluster instead; repeatable."`
+	NATSCA      string   `name:"nats-ca" help:"PEM file with the CA of the own cluster's server certificates." type:"existingfile"`
+	Name        []string `help:"Host name or address under which others reach this host; repeatable. Default: the addresses of this host."`
+	LogLevel    string   `help:"debug, info, warn or error." default:"info" enum:"debug,info,warn,error"`
+	CheckConfig bool     `help:"Check the configuration and exit."`
 }
 
 // check reports every problem of the configuration.
 func (c *serveCmd) check() error {
 	var errs []error
-	for _, a := range []struct{ flag, addr string }{{"--listen", c.Listen}, {"--nats-listen", c.NATSListen}, {"--metrics", c.Metrics}} {
+	for _, a := range []struct{ flag, addr string }{{"--listen", c.Listen}, {"--nats-listen", c.NATSListen}} {
 		if _, _, err := net.SplitHostPort(a.addr); err != nil {
 			errs = append(errs, fmt.Errorf("%s %q: want host:port, such as :8480", a.flag, a.addr))
 		}
 	}
-	host, _, err := net.SplitHostPort(c.Metrics)
-	if ip := net.ParseIP(host); err == nil && !c.MetricsAnywhere && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-		errs = append(errs, fmt.Errorf("--metrics %q: want a loopback address, because it has no TLS; add --metrics-anywhere to bind it all the same", c.Metrics)) // SEC-4
+	if err := c.CheckMetrics(); err != nil {
+		errs = append(errs, err)
 	}
 	if c.NATSCA != "" && len(c.NATSURL) == 0 {
 		errs = append(errs, errors.New("--nats-ca: want --nats-url with it; the embedded server uses the controller's own CA"))
@@ -117,11 +116,13 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 		return err
 	}
 	defer apiLn.Close()
-	metricsLn, err := net.Listen("tcp", c.Metrics)
-	if err != nil {
-		return fmt.Errorf("metrics: %w", err)
+	var metricsLn net.Listener
+	if c.Metrics != "" {
+		if metricsLn, err = net.Listen("tcp", c.Metrics); err != nil {
+			return fmt.Errorf("metrics: %w", err)
+		}
+		defer metricsLn.Close()
 	}
-	defer metricsLn.Close()
 
 	urls, stopNATS, err := c.startNATS(ctx, main, log)
 	if err != nil {
@@ -167,7 +168,9 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	g.Go(func() error { return conn.AnswerLast(ctx) })
 	g.Go(func() error { return main.Run(ctx, ca, report) })
 	g.Go(func() error { return writer.Run(ctx, ca, report) })
-	g.Go(func() error { return serveMetrics(ctx, metricsLn, reg, keeper) })
+	if metricsLn != nil {
+		g.Go(func() error { return daemon.ServeMetricsOn(ctx, metricsLn, reg, keeper.ready) })
+	}
 	log.Info("serving", "join", joinLn.Addr().String(), "nats", strings.Join(urls, " "), "socket", socket, "version", version())
 	return g.Wait()
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -14,9 +13,14 @@ import (
 	"github.com/opfield/availability/placement"
 )
 
+const watchEvery = time.Second
+
+// What a terminal is told to show a picture in the place of the last one.
 const (
-	watchEvery  = time.Second
-	clearScreen = "\x1b[H\x1b[2J"
+	firstScreen = "\x1b[2J"
+	topLeft     = "\x1b[H"
+	restOfLine  = "\x1b[K"
+	restOfAll   = "\x1b[J"
 )
 
 type statusCmd struct {
@@ -25,15 +29,23 @@ type statusCmd struct {
 }
 
 func (c *statusCmd) Run(s *session) error {
-	for {
+	for first := true; ; first = false {
 		var rep api.Report
-		if err := s.client.call(s.ctx, http.MethodGet, "/v1/status", nil, &rep); err != nil {
-			if s.ctx.Err() != nil {
-				return nil
-			}
+		err := s.client.call(s.ctx, http.MethodGet, "/v1/status", nil, &rep)
+		switch {
+		case s.ctx.Err() != nil:
+			return nil
+		case err != nil && (first || !c.Watch):
 			return err
+		case err != nil && s.json: // a controller that restarts comes back
+			s.say("%v; trying again", err)
+			err = nil
+		case err != nil:
+			err = c.print(s, "WARNING "+printable(err.Error())+"\n", first)
+		default:
+			err = c.show(s, rep, first)
 		}
-		if err := c.show(s, rep); err != nil || !c.Watch {
+		if err != nil || !c.Watch {
 			return err
 		}
 		select {
@@ -44,18 +56,26 @@ func (c *statusCmd) Run(s *session) error {
 	}
 }
 
-func (c *statusCmd) show(s *session, rep api.Report) error {
+func (c *statusCmd) show(s *session, rep api.Report, first bool) error {
 	if s.json {
 		return s.printJSON(rep)
 	}
-	var b bytes.Buffer // one write: no flicker, no half picture
-	if c.Watch {
-		b.WriteString(clearScreen)
-	}
+	var b strings.Builder
 	if err := c.render(&b, rep); err != nil {
 		return err
 	}
-	_, err := b.WriteTo(s.out)
+	return c.print(s, b.String(), first)
+}
+
+// print writes a whole picture at once; on a terminal, over the last one.
+func (c *statusCmd) print(s *session, text string, first bool) error {
+	if c.Watch && s.terminal() {
+		text = topLeft + strings.ReplaceAll(text, "\n", restOfLine+"\n") + restOfAll
+		if first {
+			text = firstScreen + text
+		}
+	}
+	_, err := io.WriteString(s.out, text)
 	return err
 }
 
@@ -65,7 +85,8 @@ func (c *statusCmd) render(w io.Writer, rep api.Report) error {
 		fmt.Fprintln(w, "WARNING", printable(warning))
 	}
 	fmt.Fprintf(w, "NATS %s\n", printable(rep.NATS))
-	parts := [][][]string{nodeRows(rep.Nodes), relayRows(rep.Relays), ingressRows(rep.Ingresses), routeRows(rep.Routes), c.linkRows(rep.Ingresses)}
+	links, open := c.linkRows(rep.Ingresses)
+	parts := [][][]string{nodeRows(rep.Nodes), relayRows(rep.Relays), ingressRows(rep.Ingresses), routeRows(rep.Routes), links}
 	for _, rows := range parts {
 		if len(rows) < 2 {
 			continue
@@ -75,11 +96,14 @@ func (c *statusCmd) render(w io.Writer, rep api.Report) error {
 			return err
 		}
 	}
+	if open > 0 && !c.Links {
+		fmt.Fprintf(w, "\nopen links: %d (--links shows them)\n", open)
+	}
 	return nil
 }
 
 func nodeRows(nodes []api.NodeView) [][]string {
-	rows := [][]string{{"NODE", "STATE", "FOR", "RELAYS", "DOCKER", "PLACEMENTS", "CERTIFICATE UNTIL", "REASON"}}
+	rows := [][]string{{"NODE", "STATE", "AGE", "RELAYS", "DOCKER", "PLACEMENTS", "CERTIFICATE UNTIL", "REASON"}}
 	for _, n := range nodes {
 		reason := strings.Join(append([]string{n.Reason}, n.Warnings...), "; ")
 		rows = append(rows, []string{n.ID, string(n.State), age(n.Since), sessions(n.Relays), n.Docker, strconv.Itoa(len(n.Placements)), when(n.Expires), strings.TrimPrefix(reason, "; ")})
@@ -156,7 +180,7 @@ func routeRows(routes []api.RouteView) [][]string {
 		for _, e := range r.Placements {
 			where = append(where, e.Node+"="+placementState(e))
 		}
-		rows = append(rows, []string{r.Name, strings.Join(health, " "), strings.Join(where, " ")})
+		rows = append(rows, []string{r.Name, strings.Join(health, ", "), strings.Join(where, ", ")})
 	}
 	return rows
 }
@@ -174,17 +198,22 @@ func placementState(e placement.Event) string {
 	}
 }
 
-func (c *statusCmd) linkRows(ingresses []api.ProcessView) [][]string {
-	rows := [][]string{{"LINK", "INGRESS", "STATE", "FOR", "STREAMS", "ADDRESS", "REASON"}}
+// linkRows has every link that is not open, with its reason, and counts those
+// that are.
+func (c *statusCmd) linkRows(ingresses []api.ProcessView) (rows [][]string, open int) {
+	rows = [][]string{{"LINK", "INGRESS", "STATE", "AGE", "STREAMS", "ADDRESS", "REASON"}}
 	for _, p := range ingresses {
 		if p.Ingress == nil {
 			continue
 		}
 		for _, l := range p.Ingress.Links {
+			if l.State == "open" {
+				open++
+			}
 			if c.Links || l.State != "open" {
 				rows = append(rows, []string{l.Link, p.ID, l.State, age(l.Since), strconv.Itoa(l.Streams), l.Address, l.Reason})
 			}
 		}
 	}
-	return rows
+	return rows, open
 }

@@ -161,7 +161,11 @@ func (c *Container) Inspect() container.InspectResponse {
 // Addr returns the container's address and port, reachable on its host.
 func (c *Container) Addr(port uint16) netip.AddrPort {
 	c.node.env.tb.Helper()
-	addr, err := netip.ParseAddr(c.Inspect().NetworkSettings.IPAddress)
+	text := ""
+	for _, n := range c.Inspect().NetworkSettings.Networks {
+		text = n.IPAddress
+	}
+	addr, err := netip.ParseAddr(text)
 	if err != nil {
 		c.node.env.tb.Fatalf("address of %s on %s: %v", c.name, c.node.name, err)
 	}

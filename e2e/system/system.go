@@ -33,6 +33,13 @@ type Member struct {
 	*lab.Host
 	Process *lab.Process
 	ID      string
+	argv    []string
+}
+
+// StartAnother starts the daemon once more, beside a process of it that may
+// still be finishing its streams.
+func (m *Member) StartAnother() {
+	m.Process = m.Start(filepath.Base(m.argv[0])+"-again", m.argv...)
 }
 
 // Node is a Docker node with its agent.
@@ -128,7 +135,7 @@ func (s *System) startRelay(id string, more []string) *Member {
 	s.join(h, program, "relay", id, "--advertise", h.HostPort(9443))
 	args := append([]string{program, "run", "--identity-dir", h.Path("identity"), "--state-dir", h.Path("state"),
 		"--listen", h.HostPort(9443), "--pid-file", h.Path("relay.pid")}, more...)
-	return &Member{Host: h, ID: id, Process: h.Start("opfield-relay", args...)}
+	return &Member{Host: h, ID: id, argv: args, Process: h.Start("opfield-relay", args...)}
 }
 
 func (s *System) startNode(n *lab.Node, id string, more []string) *Node {
@@ -146,7 +153,7 @@ func (s *System) startIngress(more []string) *Member {
 	args := append([]string{program, "run", "--identity-dir", h.Path("identity"), "--state-dir", h.Path("state"),
 		"--run-dir", h.Path("run"), "--log-dir", h.Path("log"), "--http-port", fmt.Sprint(HTTPPort), "--https-port", "8443",
 		"--plain-grpc-port", "8081", "--connections", "4096", "--pid-file", h.Path("ingress.pid")}, more...)
-	return &Member{Host: h, ID: "ingress-1", Process: h.Start("opfield-ingress", args...)}
+	return &Member{Host: h, ID: "ingress-1", argv: args, Process: h.Start("opfield-ingress", args...)}
 }
 
 // Link is one link as the ingress node shows it.
@@ -220,6 +227,31 @@ func (s *System) AwaitRoute(within time.Duration, host string) time.Duration {
 		status, _ := GetHost(s.Client(), s.Ingress.HostPort(HTTPPort), host, "/ok")
 		return status == 200
 	})
+}
+
+// DroppedAt returns when the first and the last relay dropped the node's
+// session after a moment, from their logs.
+func (s *System) DroppedAt(node string, after time.Time) (first, last time.Time) {
+	for _, r := range s.Relays {
+		for line := range strings.Lines(r.Process.Log()) {
+			var entry struct {
+				Time time.Time `json:"time"`
+				Msg  string    `json:"msg"`
+				Peer string    `json:"peer"`
+			}
+			if json.Unmarshal([]byte(line), &entry) != nil || entry.Msg != "session down" || entry.Peer != "node/"+node || !entry.Time.After(after) {
+				continue
+			}
+			if first.IsZero() || entry.Time.Before(first) {
+				first = entry.Time
+			}
+			if entry.Time.After(last) {
+				last = entry.Time
+			}
+			break
+		}
+	}
+	return first, last
 }
 
 // Client is a host from which users come.

@@ -32,6 +32,7 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("/slow", a.slow)
 	mux.HandleFunc("/status", a.status)
 	mux.HandleFunc("/abort", func(w http.ResponseWriter, r *http.Request) { a.partial(w, r, "close", "reset") })
+	mux.HandleFunc("/drop", a.drop)
 	mux.HandleFunc("/until-close", func(w http.ResponseWriter, r *http.Request) { a.partial(w, r, "close", "complete") })
 	mux.HandleFunc("/partial", func(w http.ResponseWriter, r *http.Request) {
 		a.partial(w, r, r.FormValue("mode"), r.FormValue("end"))
@@ -127,15 +128,30 @@ func (a *app) slow(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprintf(w, "slow %s\n", a.name)
 }
 
-// status answers with ?code=, a body of its own and Retry-After.
+// status answers with ?code=, a body of its own and Retry-After; with ?by=
+// only the named application does, others answer 200.
 func (a *app) status(w http.ResponseWriter, r *http.Request) {
 	_, _ = io.Copy(io.Discard, r.Body)
 	code := number(r, "code", 200)
+	if by := r.URL.Query().Get("by"); by != "" && by != a.name {
+		code = http.StatusOK
+	}
 	if code >= 500 {
 		w.Header().Set("Retry-After", "7")
 	}
 	w.WriteHeader(code)
 	fmt.Fprintf(w, "application says %d from %s\n", code, a.name)
+}
+
+// drop takes the request and resets its connection before any response byte;
+// with ?by= only the named application does, others answer.
+func (a *app) drop(w http.ResponseWriter, r *http.Request) {
+	_, _ = io.Copy(io.Discard, r.Body)
+	if by := r.URL.Query().Get("by"); by != "" && by != a.name {
+		fmt.Fprintf(w, "ok %s\n", a.name)
+		return
+	}
+	panic(http.ErrAbortHandler)
 }
 
 // sse sends ?n= events, one every ?ms=.

@@ -117,15 +117,21 @@ func (a *Applier) testIncluded(ctx context.Context, g render.Generation) error {
 	return errors.Join(c.test(ctx, c.MainFile), c.swap(before))
 }
 
+// Serves reports whether nginx runs with this generation, and would again
+// after a start.
+func (a *Applier) Serves(ctx context.Context, id string) bool {
+	return a.Alive() && a.Current() == id && a.Running(ctx) == id
+}
+
 // Apply makes nginx serve a generation that passed Test, and proves it. If
 // nginx serves it already, nothing happens: false is returned. After an error
 // the previous generation is the current one again.
 func (a *Applier) Apply(ctx context.Context, g render.Generation) (bool, error) {
 	c := a.config
-	alive := a.Alive()
-	if alive && c.current() == g.ID && a.Running(ctx) == g.ID {
+	if a.Serves(ctx, g.ID) {
 		return false, nil
 	}
+	alive := a.Alive()
 	before := c.current()
 	if _, err := c.write(g); err != nil {
 		return false, err

@@ -16,13 +16,13 @@ import (
 // The limits of LNK-1 and LNK-4. nginx's proxy_connect_timeout, which also
 // bounds the handshake, is above the longest of them.
 const (
-	dialWithin  = 2 * time.Second        // while another placement serves
-	holdWithin  = 3 * time.Second        // without relay, or without another placement
-	holdRestart = 8 * time.Second        // after an announced restart of a relay
-	skipFor     = time.Second            // a link whose attempt failed
-	tryAgain    = 50 * time.Millisecond  // while holding
-	firstWithin = 10 * time.Second       // for nginx to send its ClientHello
-	nudgeEvery  = 250 * time.Millisecond // joined streams whose own placement is back
+	dialWithin  = 2 * time.Second       // while another placement serves
+	holdWithin  = 3 * time.Second       // without relay, or without another placement
+	holdRestart = 8 * time.Second       // after an announced restart of a relay
+	skipFor     = time.Second           // a link whose attempt failed
+	tryAgain    = 50 * time.Millisecond // while holding
+	firstWithin = 10 * time.Second      // for nginx to send its ClientHello
+	nudgeEvery  = 20 * time.Millisecond // joined streams whose own placement is back
 )
 
 // endJunk is how many bytes follow the end of a stream. They are not a TLS
@@ -94,12 +94,9 @@ func (s *Set) homeward(ctx context.Context) {
 // those that came to one link.
 func (s *Set) straysLocked(now time.Time, via *link) []*securelink.Records {
 	var all []*securelink.Records
-	for _, l := range s.byLink {
-		for st := range l.streams {
-			if st.joined != nil && (via == nil || st.via == via) &&
-				st.via.order.State == upstream.Open && !now.Before(st.via.failed) {
-				all = append(all, st.joined)
-			}
+	for st := range s.joined {
+		if (via == nil || st.via == via) && st.via.order.State == upstream.Open && !now.Before(st.via.failed) {
+			all = append(all, st.joined)
 		}
 	}
 	return all

@@ -58,7 +58,8 @@ type Set struct {
 	mu      sync.Mutex
 	byAddr  map[netip.Addr]*link
 	byLink  map[placement.LinkID]*link
-	changed chan struct{} // closed and replaced whenever an order changed
+	joined  map[*stream]struct{} // the streams that lead to a sibling of their link
+	changed chan struct{}        // closed and replaced whenever an order changed
 }
 
 // link is the endpoint of one link; guarded by Set.mu.
@@ -77,6 +78,7 @@ func New(cfg Config) *Set {
 		junk:    make([]byte, endJunk),
 		byAddr:  map[netip.Addr]*link{},
 		byLink:  map[placement.LinkID]*link{},
+		joined:  map[*stream]struct{}{},
 		changed: make(chan struct{}),
 	}
 	s.metrics = newMetrics(cfg.Registerer, s.total)
@@ -118,9 +120,32 @@ func (s *Set) Apply(orders []upstream.Order, addr func(placement.LinkID) netip.A
 		}
 	}
 	if changed {
-		close(s.changed)
-		s.changed = make(chan struct{})
+		s.wakeLocked()
 	}
+}
+
+// Update gives some endpoints new orders and leaves the others alone: a change
+// must not cost more because there are thousands of links. Links that Apply
+// did not name are left out.
+func (s *Set) Update(orders []upstream.Order) {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	changed := false
+	for _, o := range orders {
+		if l := s.byLink[o.Link]; l != nil {
+			changed = s.orderLocked(l, o, now) || changed
+		}
+	}
+	if changed {
+		s.wakeLocked()
+	}
+}
+
+// wakeLocked wakes whoever waits for an order.
+func (s *Set) wakeLocked() {
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
 // orderLocked gives one endpoint its order and reports whether it differs.
@@ -212,15 +237,14 @@ func (s *Set) decide(l *link, start time.Time, tried map[placement.LinkID]struct
 		}
 	}
 	left := start.Add(hold).Sub(now)
-	if left <= 0 || !own && !o.MayHold && o.State != upstream.Joined {
+	if left <= 0 || !reachable && !o.MayHold || !own && !o.MayHold && o.State != upstream.Joined {
 		return verdict{refuse: true}
 	}
 	if own && reachable && !failedHere {
 		return verdict{target: o.Link, epoch: o.Epoch, within: left, alone: s.changed}
 	}
-	if o.State == upstream.Joined && reachable && len(tried) > 0 {
-		// Every sibling was tried: nginx must go on.
-		return verdict{refuse: true}
+	if !o.MayHold {
+		return verdict{refuse: true} // everything was tried: nginx must go on
 	}
 	return verdict{wait: s.changed, within: left}
 }
@@ -270,12 +294,19 @@ func (s *Set) enter(id placement.LinkID, st *stream) {
 	defer s.mu.Unlock()
 	if l := s.byLink[id]; l != nil {
 		l.streams[st] = struct{}{}
+		if l.order.Reset {
+			st.reset() // fenced while the stream was being opened
+		}
+	}
+	if st.joined != nil {
+		s.joined[st] = struct{}{}
 	}
 }
 
 func (s *Set) leave(id placement.LinkID, st *stream) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	delete(s.joined, st)
 	l := s.byLink[id]
 	if l == nil {
 		return

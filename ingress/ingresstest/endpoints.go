@@ -32,8 +32,6 @@ type Endpoints struct {
 	addr   map[placement.LinkID]netip.Addr
 	target map[placement.LinkID]string
 	conns  map[net.Conn]placement.LinkID
-	last   []upstream.Order
-	at     map[placement.LinkID]time.Time // of the last change
 }
 
 // NewEndpoints listens on every loopback address, on a free port.
@@ -48,7 +46,7 @@ func NewEndpoints(t testing.TB) *Endpoints {
 	e := &Endpoints{
 		Port:   uint16(ln.Addr().(*net.TCPAddr).Port),
 		orders: map[netip.Addr]upstream.Order{}, addr: map[placement.LinkID]netip.Addr{},
-		target: map[placement.LinkID]string{}, conns: map[net.Conn]placement.LinkID{}, at: map[placement.LinkID]time.Time{},
+		target: map[placement.LinkID]string{}, conns: map[net.Conn]placement.LinkID{},
 	}
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -78,18 +76,26 @@ func (e *Endpoints) Lead(id placement.LinkID, p *Placement) {
 // Apply implements ingress.Endpoints. Streams of links that are no longer
 // open end, idle or not.
 func (e *Endpoints) Apply(orders []upstream.Order, addr func(placement.LinkID) netip.Addr) {
+	e.mu.Lock()
+	for _, o := range orders {
+		e.addr[o.Link] = addr(o.Link)
+	}
+	e.mu.Unlock()
+	e.Update(orders)
+}
+
+// Update implements ingress.Endpoints.
+func (e *Endpoints) Update(orders []upstream.Order) {
 	closed := map[placement.LinkID]bool{}
 	e.mu.Lock()
-	for i, o := range orders {
-		if i < len(e.last) && e.last[i].Link == o.Link && e.last[i].State == o.State && slices.Equal(e.last[i].Open, o.Open) {
+	for _, o := range orders {
+		a := e.addr[o.Link]
+		if old, ok := e.orders[a]; ok && old.Link == o.Link && old.State == o.State && slices.Equal(old.Open, o.Open) {
 			continue
 		}
-		a := addr(o.Link)
-		e.orders[a], e.addr[o.Link] = o, a
+		e.orders[a] = o
 		closed[o.Link] = o.State != upstream.Open
-		e.at[o.Link] = time.Now()
 	}
-	e.last = orders
 	e.mu.Unlock()
 	if len(closed) > 0 {
 		e.cut(func(id placement.LinkID) bool { return closed[id] })
@@ -101,13 +107,6 @@ func (e *Endpoints) State(id placement.LinkID) upstream.State {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.orders[e.addr[id]].State
-}
-
-// ChangedAt returns when the order of a link last changed.
-func (e *Endpoints) ChangedAt(id placement.LinkID) time.Time {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.at[id]
 }
 
 // Address returns the address of a link.

@@ -20,7 +20,7 @@ var ErrNotMeant = errors.New("rendered configuration is not what was meant")
 // would break it is refused here as well as by the allow-lists.
 type plain struct{}
 
-var unsafe = regexp.MustCompile("[^A-Za-z0-9._~/*\\[\\]-]")
+var unsafe = regexp.MustCompile(`[^A-Za-z0-9._~/*\[\]-]`)
 
 func (plain) value(text string) (string, error) {
 	if unsafe.MatchString(text) {

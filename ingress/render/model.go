@@ -106,7 +106,8 @@ type group struct {
 	Class string
 	Name  string
 	GRPC  bool
-	Tries int
+	Tries int // in the first round
+	Again int // in the second
 }
 
 type pool struct {
@@ -221,13 +222,19 @@ func (m *model) listeners() {
 	}
 }
 
-// tries says how often a repeatable request may be delivered: once more per
-// open placement, none by status if there is only one (RTE-4).
-func tries(n int) int {
+// rounds says how often a repeatable request may be delivered.
+//
+// In the first round once per open placement, none by status if there is only
+// one (RTE-4). nginx takes kept connections first and asks each member once;
+// when a relay or a host dies, those to several members may be dead at the
+// same moment. So a request that was sent and lost gets a second round on
+// fresh connections, as far as maxTries in all allow.
+func rounds(n int) (first, again int) {
 	if n < 2 {
-		return 0
+		return 0, 1
 	}
-	return min(maxTries, n)
+	first = min(n, maxTries-1)
+	return first, min(maxTries-first, 2)
 }
 
 func (m *model) http(routes []upstream.Route, services map[string]upstream.Service, certs map[string]string) {
@@ -245,7 +252,7 @@ func (m *model) http(routes []upstream.Route, services map[string]upstream.Servi
 		if g.GRPC {
 			g.Name = cl.Name + "_g"
 		} else {
-			g.Tries = tries(services[serviceKey(r.Workload, r.Port)].N())
+			g.Tries, g.Again = rounds(services[serviceKey(r.Workload, r.Port)].N())
 			g.Name = fmt.Sprintf("%s_n%d", cl.Name, g.Tries)
 		}
 		groups[g.Name] = g

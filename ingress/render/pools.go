@@ -14,6 +14,7 @@ import (
 //
 //	_r  repeatable methods: open members as primaries that are never marked
 //	    failed, the others as backups
+//	_a  the same without kept connections, for the second round
 //	_o  the other methods: open members that are skipped for a second after a
 //	    failure, and every placement again as backup
 //	_g  the same for gRPC, whose kept connections speak HTTP/2
@@ -61,6 +62,8 @@ func (m *model) pools(routes []upstream.Route, services map[string]upstream.Serv
 		u := uses[serviceKey(s.Workload, s.Port)]
 		repeatable := newPool(s, "r", lines(primaries, " max_fails=0"), lines(backups, " max_fails=0 backup"))
 		repeatable.Keepalive = &keepalive{Connections: idleConnections, Timeout: repeatableReuse}
+		again := repeatable
+		again.Kind, again.Keepalive = "a", nil
 		others := newPool(s, "o",
 			lines(primaries, " max_fails=1 fail_timeout=1s"),
 			lines(primaries, " max_fails=0 backup"),
@@ -72,7 +75,7 @@ func (m *model) pools(routes []upstream.Route, services map[string]upstream.Serv
 		}
 		grpc.Keepalive = &keepalive{Connections: idleConnections, Timeout: unrepeatableReuse}
 		if u.http {
-			m.Pools = append(m.Pools, repeatable, others)
+			m.Pools = append(m.Pools, repeatable, again, others)
 		}
 		if u.grpc {
 			m.Pools = append(m.Pools, grpc)

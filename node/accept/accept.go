@@ -29,7 +29,7 @@ const (
 	handshakeWithin = 5 * time.Second
 	// nudgeEvery is how often the streams of a draining link are nudged: one
 	// may become idle at any time.
-	nudgeEvery = 250 * time.Millisecond
+	nudgeEvery = 20 * time.Millisecond
 )
 
 // Targets knows where the applications of this node listen.
@@ -165,6 +165,17 @@ func (a *Acceptor) Run(ctx context.Context) error {
 func (a *Acceptor) nudgeLocked(id placement.LinkID) {
 	for st := range a.streams[id] {
 		st.conn.Nudge()
+	}
+}
+
+// Finish waits until no stream is left, for the time at most. Apply with no
+// links comes before it.
+func (a *Acceptor) Finish(within time.Duration) {
+	deadline := time.Now().Add(within)
+	tick := time.NewTicker(nudgeEvery)
+	defer tick.Stop()
+	for a.Streams() > 0 && time.Now().Before(deadline) {
+		<-tick.C
 	}
 }
 

@@ -167,7 +167,7 @@ func fold(id placement.ID, members []member) (Placement, string) {
 		warning = fmt.Sprintf("workload %s: %d ports, at most %d are announced", id.Workload, len(e.Ports), placement.MaxPorts)
 		e.Ports = e.Ports[:placement.MaxPorts]
 	}
-	if members[0].Labels[labelComposeProject] != "" {
+	if members[0].Labels[LabelComposeProject] != "" {
 		e.Kind = placement.KindCompose
 	}
 	e.Ready, e.State, e.Reason = sum(members, e.Ports)

@@ -17,7 +17,8 @@ const (
 	LabelRole     = "opfield.role"     // "serving" (default) or "standby"
 	LabelProtocol = "opfield.protocol" // "http" (default), "grpc", "tcp", or "8080=grpc,9000=tcp"
 
-	labelComposeProject = "com.docker.compose.project"
+	LabelComposeProject = "com.docker.compose.project"
+	LabelComposeService = "com.docker.compose.service"
 )
 
 // Spec is what the labels of a container say.

@@ -132,12 +132,12 @@ func (e *entry) agrees(s container.Summary) bool {
 		return false
 	}
 	want := discovery.NoCheck
-	switch {
-	case strings.Contains(s.Status, "(healthy)"):
+	switch listedHealth(s.Status) {
+	case container.Healthy:
 		want = discovery.Healthy
-	case strings.Contains(s.Status, "(unhealthy)"):
+	case container.Unhealthy:
 		want = discovery.Unhealthy
-	case strings.Contains(s.Status, "(health: starting)"):
+	case container.Starting:
 		want = discovery.Checking
 	}
 	if e.c.Status == discovery.Running && want != e.c.Health {

@@ -8,6 +8,7 @@ const (
 	inspectLimit = 5 * time.Second  // one inspect call (DESIGN: inspect 5 s)
 	listLimit    = 10 * time.Second // one list call
 	listEvery    = 30 * time.Second // repair of missed events
+	listAfter    = time.Second      // of an event, for what only a list tells
 	retryMin     = 100 * time.Millisecond
 	retryMax     = time.Second // the engine is local: asking often costs nothing
 	recheckAfter = time.Second // an inspect that failed, or a suspicion, is looked at again

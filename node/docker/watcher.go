@@ -1,5 +1,5 @@
 // Package docker follows the labelled containers of a Docker engine and keeps
-// a snapshot of them for discovery.
+// a snapshot of them for discovery, and lists all the others beside them.
 //
 // Events make it fast, full lists make it right: one follows every connection
 // to the engine and every 30 s. Each call has a deadline and its own
@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -47,6 +48,7 @@ type Snapshot struct {
 	Containers []Container // sorted by id
 	Complete   bool        // a whole list was read: what is missing does not exist
 	Err        error       // why the engine does not answer at the moment
+	Listed     []Listed    // every container of the last list, sorted by id; not to be changed
 }
 
 // Config of a Watcher.
@@ -76,6 +78,8 @@ type Watcher struct {
 	listing   bool
 	listAgain bool
 	all       bool // the next list inspects every container
+	soon      bool // a list is due after an event
+	others    []Listed
 	err       error
 	lost      time.Time // the last break of the stream: the engine went away
 	changed   bool
@@ -196,7 +200,7 @@ func (w *Watcher) streamOnce(ctx context.Context) error {
 	}
 }
 
-// list asks for all labelled containers, one call at a time.
+// list asks for all containers, one call at a time.
 func (w *Watcher) list(ctx context.Context, wg *sync.WaitGroup) {
 	if w.listing {
 		w.listAgain = true
@@ -209,9 +213,7 @@ func (w *Watcher) list(ctx context.Context, wg *sync.WaitGroup) {
 		l := list{began: time.Now(), all: all}
 		call, cancel := context.WithTimeout(ctx, listLimit)
 		defer cancel()
-		l.summaries, l.err = w.config.Engine.ContainerList(call, container.ListOptions{
-			All: true, Filters: filters.NewArgs(filters.Arg("label", discovery.LabelWorkload)),
-		})
+		l.summaries, l.err = w.config.Engine.ContainerList(call, container.ListOptions{All: true})
 		send(ctx, w.listed, l)
 	})
 }
@@ -232,8 +234,14 @@ func (w *Watcher) merge(ctx context.Context, wg *sync.WaitGroup, l list) {
 		return
 	}
 	w.setErr(nil)
+	if all := listed(l.summaries); !reflect.DeepEqual(all, w.others) {
+		w.others, w.changed = all, true
+	}
 	there := map[string]bool{}
 	for _, s := range l.summaries {
+		if _, ours := s.Labels[discovery.LabelWorkload]; !ours {
+			continue
+		}
 		there[s.ID] = true
 		e := w.entries[s.ID]
 		if e == nil {
@@ -263,6 +271,9 @@ func (w *Watcher) event(ctx context.Context, wg *sync.WaitGroup, m events.Messag
 	id := m.Actor.ID
 	if m.Type == events.NetworkEventType {
 		id = m.Actor.Attributes["container"]
+	} else if !w.soon { // what a list says of every container may have changed
+		w.soon = true
+		w.later(ctx, wg, listAfter, "")
 	}
 	e := w.entries[id]
 	if e == nil {
@@ -288,6 +299,7 @@ func (w *Watcher) event(ctx context.Context, wg *sync.WaitGroup, m events.Messag
 // inspect asks for one container, one call at a time each.
 func (w *Watcher) inspect(ctx context.Context, wg *sync.WaitGroup, id string) {
 	if id == "" {
+		w.soon = false
 		w.list(ctx, wg)
 		return
 	}
@@ -375,7 +387,7 @@ func (w *Watcher) setErr(err error) {
 }
 
 func (w *Watcher) snapshot() Snapshot {
-	s := Snapshot{Err: w.err, Complete: w.complete}
+	s := Snapshot{Err: w.err, Complete: w.complete, Listed: w.others}
 	for _, id := range slices.Sorted(maps.Keys(w.entries)) {
 		if e := w.entries[id]; !e.bare {
 			s.Containers = append(s.Containers, Container{Container: e.c, StartedAt: e.startedAt, Pending: w.waiting[id]})

@@ -4,6 +4,8 @@ package daemon
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -104,9 +106,14 @@ func readToken(arg string) (string, error) {
 // exit unwinds kong, which wants to end the process for --help.
 type exit int
 
-// Main parses the command line into cli, runs the chosen command and returns
-// the exit code. Commands get a context.Context that ends with SIGTERM.
-func Main(name, description, version string, cli any) (code int) {
+// Main runs the command line of the process and returns the exit code.
+// Commands get a context.Context that ends with SIGTERM.
+func Main(name, description, version string, cli any) int {
+	return Run(name, description, version, cli, os.Args[1:], os.Stderr)
+}
+
+// Run parses args into cli, runs the chosen command and returns the exit code.
+func Run(name, description, version string, cli any, args []string, stderr io.Writer) (code int) {
 	defer func() {
 		switch r := recover().(type) {
 		case nil:
@@ -117,18 +124,18 @@ func Main(name, description, version string, cli any) (code int) {
 		}
 	}()
 	fail := func(code int, err error) int {
-		fmt.Fprintf(os.Stderr, "%s: %v\n", name, err)
+		fmt.Fprintf(stderr, "%s: %v\n", name, err)
 		return code
 	}
 	parser, err := kong.New(cli,
 		kong.Name(name), kong.Description(description),
-		kong.DefaultEnvars("OPFIELD"), kong.Configuration(LoadConfig),
+		kong.DefaultEnvars(EnvPrefix), kong.Configuration(LoadConfig),
 		kong.Vars{"version": version}, kong.Exit(func(c int) { panic(exit(c)) }),
 	)
 	if err != nil {
 		return fail(ExitFailed, err)
 	}
-	k, err := parser.Parse(os.Args[1:])
+	k, err := parser.Parse(args)
 	if err != nil {
 		return fail(ExitUsage, fmt.Errorf("%w; see %s --help", err, name))
 	}
@@ -145,6 +152,13 @@ func Main(name, description, version string, cli any) (code int) {
 	default:
 		return fail(ExitFailed, err)
 	}
+}
+
+// Instance returns a random number that names this process to the relays.
+func Instance() uint64 {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // it never fails (crypto/rand)
+	return binary.BigEndian.Uint64(b[:])
 }
 
 // Ended returns err unless it says that a context ended, which is how every

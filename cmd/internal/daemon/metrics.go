@@ -30,19 +30,58 @@ func NewRegistry(id *identity.Identity) *prometheus.Registry {
 	return reg
 }
 
+// MetricsFlags say where metrics are shown. The program sets the default:
+// `set:"metrics=127.0.0.1:9100"`.
+type MetricsFlags struct {
+	Metrics         string `help:"Address of metrics and health; empty: none." default:"${metrics}"`
+	MetricsAnywhere bool   `help:"Allow --metrics beyond loopback, without TLS."`
+}
+
+// CheckMetrics refuses an address that others reach, unless that is wanted:
+// there is no TLS and no password. (SEC-4)
+func (f MetricsFlags) CheckMetrics() error {
+	if f.Metrics == "" {
+		return nil
+	}
+	host, _, err := net.SplitHostPort(f.Metrics)
+	if err != nil {
+		return UsageError(fmt.Sprintf("--metrics %q: want host:port, such as 127.0.0.1:9100", f.Metrics))
+	}
+	if ip := net.ParseIP(host); !f.MetricsAnywhere && host != "localhost" && (ip == nil || !ip.IsLoopback()) {
+		return UsageError(fmt.Sprintf("--metrics %q: want a loopback address, because it has no TLS; add --metrics-anywhere to bind it all the same", f.Metrics))
+	}
+	return nil
+}
+
 // Page is one more page beside the metrics.
 type Page struct {
 	Path    string
 	Handler http.HandlerFunc
 }
 
-// ServeMetrics answers /metrics, /healthz (the process runs) and /readyz on
-// addr until ctx ends. An empty addr serves nothing.
-func ServeMetrics(ctx context.Context, addr string, reg *prometheus.Registry, ready func() error, pages ...Page) error {
-	if addr == "" {
+// ServeMetrics answers /metrics, /healthz (the process runs) and /readyz until
+// ctx ends. It waits for an address that is taken. An empty one serves nothing.
+func (f MetricsFlags) ServeMetrics(ctx context.Context, reg *prometheus.Registry, ready func() error, pages ...Page) error {
+	if f.Metrics == "" {
 		<-ctx.Done()
 		return nil
 	}
+	for {
+		ln, err := net.Listen("tcp", f.Metrics)
+		if err == nil {
+			return ServeMetricsOn(ctx, ln, reg, ready, pages...)
+		}
+		// The predecessor of a handover still has the port for a while.
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(500 * time.Millisecond):
+		}
+	}
+}
+
+// ServeMetricsOn is ServeMetrics on a listener, which it closes. (OBS-1)
+func ServeMetricsOn(ctx context.Context, ln net.Listener, reg *prometheus.Registry, ready func() error, pages ...Page) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, "ok") })
@@ -57,19 +96,6 @@ func ServeMetrics(ctx context.Context, addr string, reg *prometheus.Registry, re
 		mux.HandleFunc("GET "+p.Path, p.Handler)
 	}
 	srv := &http.Server{Handler: mux, ReadTimeout: metricsWithin, WriteTimeout: metricsWithin}
-	var ln net.Listener
-	for {
-		var err error
-		if ln, err = net.Listen("tcp", addr); err == nil {
-			break
-		}
-		// The predecessor of a handover still has the port for a while.
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(500 * time.Millisecond):
-		}
-	}
 	stop := context.AfterFunc(ctx, func() { _ = srv.Close() })
 	defer stop()
 	if err := srv.Serve(ln); !errors.Is(err, http.ErrServerClosed) {

@@ -1,4 +1,4 @@
-// Package dockertest is a Docker engine in memory for tests: labelled
+// Package dockertest is a Docker engine in memory for tests:
 // containers, their events, and the ways an engine can fail to answer.
 package dockertest
 
@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -135,11 +136,43 @@ func (e *Engine) ContainerList(context.Context, container.ListOptions) ([]contai
 	var list []container.Summary
 	for id, c := range e.containers {
 		list = append(list, container.Summary{
-			ID: id, Names: []string{c.Name}, Labels: c.Config.Labels, State: c.State.Status,
+			ID: id, Names: []string{c.Name}, Labels: c.Config.Labels, State: c.State.Status, Image: c.Config.Image,
+			Status: healthText(c.State.Health), Ports: ports(c.NetworkSettings),
 			NetworkSettings: &container.NetworkSettingsSummary{Networks: c.NetworkSettings.Networks},
 		})
 	}
 	return list, nil
+}
+
+// healthText is how a list words the result of a health check.
+func healthText(h *container.Health) string {
+	switch {
+	case h == nil:
+		return "Up 2 minutes"
+	case h.Status == container.Starting:
+		return "Up 2 minutes (health: starting)"
+	default:
+		return "Up 2 minutes (" + h.Status + ")"
+	}
+}
+
+func ports(s *container.NetworkSettings) []container.Port {
+	var out []container.Port
+	for port, bindings := range s.Ports {
+		p := container.Port{PrivatePort: uint16(port.Int()), Type: port.Proto()}
+		if len(bindings) == 0 {
+			out = append(out, p)
+		}
+		for _, b := range bindings {
+			public, err := strconv.ParseUint(b.HostPort, 10, 16)
+			if err != nil {
+				panic(err) // the test is wrong
+			}
+			p.IP, p.PublicPort = b.HostIP, uint16(public)
+			out = append(out, p)
+		}
+	}
+	return out
 }
 
 // ContainerInspect implements the engine.

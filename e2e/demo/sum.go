@@ -1,0 +1,74 @@
+package demo
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/opfield/availability/e2e/load"
+)
+
+// inFlight is how long before a cut a request may have begun that it hit.
+const inFlight = 4 * time.Second
+
+// interim tells how the load has fared so far.
+func (d *Demo) interim() {
+	ok, failed := 0, 0
+	for _, r := range d.run.Results() {
+		if r.OK() {
+			ok++
+		} else {
+			failed++
+		}
+	}
+	d.say("so far %d requests succeeded, %d of them on another placement than the first tried, %d failed", ok, d.retried(), failed)
+}
+
+// retried counts the requests that nginx passed on to another placement.
+func (d *Demo) retried() int {
+	n := 0
+	for _, a := range d.sys.AccessLog() {
+		if len(a.Tries) > 1 && a.Status == "200" {
+			n++
+		}
+	}
+	return n
+}
+
+// sum tells how every request ended; the error says that one failed that must
+// not: a GET, or a POST that had not been sent to a host when it was cut off.
+func (d *Demo) sum(report *load.Report) error {
+	ok := len(report.Results) - len(report.Failed(""))
+	gets, posts := report.Failed("GET"), report.Failed("POST")
+	latency := report.Latency(nil)
+	d.say("%d requests: %d succeeded (%d of them on another placement than the first tried), %d GET and %d POST failed; the slowest took %v",
+		len(report.Results), ok, d.retried(), len(gets), len(posts), latency.Max.Round(time.Millisecond))
+	if len(posts) > 0 {
+		d.say("a POST that was sent to a host when it died gets 502: repeating it might do it twice")
+	}
+	var wrong []load.Result
+	for _, p := range posts {
+		if !d.excused(p) {
+			wrong = append(wrong, p)
+		}
+	}
+	wrong = append(wrong, gets...)
+	if len(wrong) == 0 {
+		d.say("no request failed that must not")
+		return nil
+	}
+	return fmt.Errorf("%w:\n%s", errFailed, report.Describe(wrong, 20))
+}
+
+// excused reports whether a failed POST was under way while a cut began and
+// ended because of it.
+func (d *Demo) excused(p load.Result) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	ended := p.Start.Add(p.Latency)
+	for _, c := range d.cuts {
+		if p.Start.After(c.from.Add(-inFlight)) && ended.After(c.from) && (c.to.IsZero() || p.Start.Before(c.to)) {
+			return true
+		}
+	}
+	return false
+}
