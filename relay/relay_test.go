@@ -285,6 +285,26 @@ func TestServer_Strangers(t *testing.T) {
 	r.ingress("ingress-1") // and there is room again
 }
 
+// RLY-5: a burst of streams is no flood of strangers.
+func TestServer_Burst(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.MaxStrangersPerIP = 2 })
+	in := r.ingress("ingress-1")
+	r.node("node-1", webLink())
+	r.ready(in, webLink())
+	var wg sync.WaitGroup
+	for range 300 {
+		wg.Go(func() {
+			st, err := r.open(in, webLink())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			st.Close()
+		})
+	}
+	wg.Wait()
+}
+
 // RLY-2: dropping a session takes its links out and ends its streams at once.
 func TestServer_DropEndsStreams(t *testing.T) {
 	r := newRig(t, nil)

@@ -69,7 +69,7 @@ func New(cfg Config) (*Server, error) {
 		instance:  binary.BigEndian.Uint64(seed[:]),
 		start:     time.Now(),
 		metrics:   newMetrics(cfg.Registerer),
-		gate:      gate{most: cfg.MaxStrangers, mostPerIP: cfg.MaxStrangersPerIP, perIP: map[string]int{}},
+		gate:      gate{most: cfg.MaxStrangers, mostPerIP: cfg.MaxStrangersPerIP, perIP: map[string]int{}, known: map[string]int{}},
 		sessions:  map[sessionKey]*session{},
 		links:     map[placement.LinkID]entry{},
 		nodes:     map[string]bool{},
@@ -248,17 +248,28 @@ type gate struct {
 	mu    sync.Mutex
 	total int
 	perIP map[string]int
+	known map[string]int // sessions by address: their data connections come in bursts
 }
 
 func (g *gate) enter(ip string) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.total >= g.most || g.perIP[ip] >= g.mostPerIP {
+	if g.total >= g.most || g.perIP[ip] >= g.mostPerIP && g.known[ip] == 0 {
 		return false
 	}
 	g.total++
 	g.perIP[ip]++
 	return true
+}
+
+// session notes that a session from the address began (1) or ended (-1).
+func (g *gate) session(ip string, change int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.known[ip] += change
+	if g.known[ip] == 0 {
+		delete(g.known, ip)
+	}
 }
 
 func (g *gate) leave(ip string) {

@@ -69,6 +69,9 @@ func (s *Server) control(ctx context.Context, conn *net.TCPConn, first byte, adm
 		return
 	}
 	admitted()
+	ip, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+	s.gate.session(ip, 1)
+	defer s.gate.session(ip, -1)
 	var flush func([]byte) []byte
 	if sess.hello.Caps&securelink.CapFollow != 0 {
 		flush = func(b []byte) []byte { return s.flush(sess, b) }

@@ -207,8 +207,29 @@ func (p *pool) add(ctx context.Context) error {
 	return nil
 }
 
-// take returns a warm connection, or dials one when there is none.
+// take returns a warm connection, or dials one when there is none. Dials are
+// bounded: a burst must not look to the relay like a flood of strangers.
 func (p *pool) take(ctx context.Context) (*net.TCPConn, error) {
+	if conn := p.pop(); conn != nil {
+		return conn, nil
+	}
+	p.signal()
+	select {
+	case p.slot <- struct{}{}:
+	case <-p.s.ended:
+		return nil, errSession
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer func() { <-p.slot }()
+	if conn := p.pop(); conn != nil { // another dial has brought it
+		return conn, nil
+	}
+	return p.dial(ctx)
+}
+
+// pop takes a living idle connection out of the pool, or returns nil.
+func (p *pool) pop() *net.TCPConn {
 	for {
 		p.mu.Lock()
 		n := len(p.idle)
@@ -217,15 +238,14 @@ func (p *pool) take(ctx context.Context) (*net.TCPConn, error) {
 		}
 		if n == 0 {
 			p.mu.Unlock()
-			p.signal()
-			return p.dial(ctx)
+			return nil
 		}
 		conn := p.idle[n-1]
 		p.idle = p.idle[:n-1]
 		p.mu.Unlock()
 		p.signal()
 		if !stale(conn) {
-			return conn, nil
+			return conn
 		}
 		_ = conn.Close()
 	}
