@@ -73,6 +73,7 @@ func TestNodeLoss_HostCut(t *testing.T) {
 		return true
 	}, dead)
 	t.Logf("failed POSTs, all of them sent to the dead host: %d of %d", failed, len(report.Select(func(r load.Result) bool { return r.Method == "POST" })))
+	sc.logSlowest(report, 8)
 	require.LessOrEqual(t, report.Latency(nil).Max, requestWithin)
 	worst := 0.0
 	for _, a := range sc.AccessLog() {

@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -137,4 +139,17 @@ func percent(d []time.Duration) string {
 		most, sum = max(most, x), sum+x
 	}
 	return fmt.Sprintf("n=%d mean=%v max=%v", len(d), (sum / time.Duration(max(len(d), 1))).Round(time.Millisecond), most.Round(time.Millisecond))
+}
+
+// logSlowest shows the slowest requests with what nginx tried.
+func (sc *scene) logSlowest(report *load.Report, n int) {
+	all := slices.Clone(report.Results)
+	slices.SortFunc(all, func(a, b load.Result) int { return cmp.Compare(b.Latency, a.Latency) })
+	access := map[string]system.Access{}
+	for _, a := range sc.AccessLog() {
+		access[a.ID] = a
+	}
+	for _, r := range all[:min(n, len(all))] {
+		sc.t.Logf("slow: %s at %v took %v: %+v", r.ID, r.Start.Sub(report.Began).Round(time.Millisecond), r.Latency.Round(time.Millisecond), access[r.ID].Tries)
+	}
 }
