@@ -124,7 +124,7 @@ func newGuide(t *testing.T, ports map[string][]uint16) *guide {
 		case "edge", "own":
 			h.AllowOnly(append(slices.Clone(ports["ingress node"]), tcpListen)...)
 		default:
-			h.AllowOnly(ports["Docker node"]...)
+			h.AllowOnly(ports["Docker node"]...) // RLY-1: nothing dials a node
 		}
 	}
 	return g
