@@ -38,9 +38,9 @@ fuzz:
 	  done; \
 	done
 
-# One package at a time: they share the machine's two or more cores.
+# One package at a time: they share the cores. -v prints the figures.
 e2e:
-	$(GO) test -count=1 -p 1 -timeout 60m $(E2E)
+	$(GO) test -v -count=1 -p 1 -timeout 60m $(E2E)
 
 bench: setup
 	OPFIELD_BENCH=1 $(GO) test -count=1 -v -timeout 60m -run '^TestBench' ./e2e/bench
