@@ -40,7 +40,7 @@ func (s *Server) enter(sess *session) error {
 		s.followers[sess] = struct{}{}
 	}
 	if s.retiring {
-		sess.control.Send(securelink.EncodeNumber(nil, securelink.FrameRestarting, uint64(max(s.cfg.RestartWithin/time.Millisecond, 1))))
+		sess.control.Send(s.restarting())
 	}
 	s.mu.Unlock()
 	for _, o := range old {

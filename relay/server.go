@@ -151,10 +151,14 @@ func (s *Server) Retire() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.retiring = true
-	ms := uint64(max(s.cfg.RestartWithin, time.Millisecond) / time.Millisecond)
 	for _, sess := range s.sessions {
-		sess.control.Send(securelink.EncodeNumber(nil, securelink.FrameRestarting, ms))
+		sess.control.Send(s.restarting())
 	}
+}
+
+// restarting is the frame that announces a restart.
+func (s *Server) restarting() []byte {
+	return securelink.EncodeNumber(nil, securelink.FrameRestarting, uint64(max(s.cfg.RestartWithin/time.Millisecond, 1)))
 }
 
 // DropIf ends every session whose peer's certificate matches: for revocation,

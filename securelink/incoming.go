@@ -9,7 +9,6 @@ import (
 type Incoming struct {
 	Open
 	conn *net.TCPConn
-	s    *session
 }
 
 // Accept answers OK. From then on the connection carries the stream, whose
@@ -48,5 +47,5 @@ func (s *session) await(conn *net.TCPConn) {
 	}
 	defer s.untrack(conn)
 	defer conn.Close()
-	s.cfg.Accept(&Incoming{Open: o, conn: conn, s: s})
+	s.cfg.Accept(&Incoming{Open: o, conn: conn})
 }

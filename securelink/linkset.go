@@ -32,13 +32,6 @@ func (s *LinkSet) Set(records []Record) {
 	}
 }
 
-// Len returns the number of links in the set.
-func (s *LinkSet) Len() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.records)
-}
-
 // follow returns the flush function of one session and what ends it.
 func (s *LinkSet) follow(c *Control) (flush func([]byte) []byte, end func()) {
 	s.mu.Lock()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -57,12 +56,9 @@ func (c *runCmd) Run(ctx context.Context) error {
 	}
 	daemon.MovesBytes()
 	log := c.Logger("ingress", os.Stderr)
-	id, err := identity.Open(c.IdentityDir)
+	id, err := c.OpenIdentity(identity.RoleIngress)
 	if err != nil {
-		return fmt.Errorf("identity in %s (opfield-ingress join makes it): %w", c.IdentityDir, err)
-	}
-	if id.Name().Role != identity.RoleIngress {
-		return fmt.Errorf("identity in %s is that of %s; an ingress node's is needed", c.IdentityDir, id.Name())
+		return err
 	}
 	p := &parts{log: log, id: id, reg: daemon.NewRegistry(id)}
 	news := &relayNews{young: map[string]*time.Timer{}}

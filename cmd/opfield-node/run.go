@@ -55,11 +55,8 @@ func (c *runCmd) Run(ctx context.Context) error {
 	daemon.MovesBytes()
 	p := &parts{log: c.Logger("node", os.Stderr)}
 	var err error
-	if p.id, err = identity.Open(c.IdentityDir); err != nil {
-		return fmt.Errorf("identity in %s (opfield-node join makes it): %w", c.IdentityDir, err)
-	}
-	if p.id.Name().Role != identity.RoleNode {
-		return fmt.Errorf("identity in %s is that of %s; a node's is needed", c.IdentityDir, p.id.Name())
+	if p.id, err = c.OpenIdentity(identity.RoleNode); err != nil {
+		return err
 	}
 	engine, err := client.NewClientWithOpts(client.WithHost(c.Docker), client.WithAPIVersionNegotiation())
 	if err != nil {

@@ -44,12 +44,9 @@ func (c *runCmd) Run(ctx context.Context) error {
 	}
 	daemon.MovesBytes()
 	log := c.Logger("relay", os.Stderr)
-	id, err := identity.Open(c.IdentityDir)
+	id, err := c.OpenIdentity(identity.RoleRelay)
 	if err != nil {
-		return fmt.Errorf("identity in %s (opfield-relay join makes it): %w", c.IdentityDir, err)
-	}
-	if id.Name().Role != identity.RoleRelay {
-		return fmt.Errorf("identity in %s is that of %s; a relay's is needed", c.IdentityDir, id.Name())
+		return err
 	}
 	reg := daemon.NewRegistry(id)
 	cfg := relay.Config{

@@ -154,6 +154,19 @@ func Run(name, description, version string, cli any, args []string, stderr io.Wr
 	}
 }
 
+// OpenIdentity opens the identity that the daemon was joined with and refuses
+// that of another role.
+func (c Common) OpenIdentity(role identity.Role) (*identity.Identity, error) {
+	id, err := identity.Open(c.IdentityDir)
+	if err != nil {
+		return nil, fmt.Errorf("identity in %s (opfield-%s join makes it): %w", c.IdentityDir, role, err)
+	}
+	if id.Name().Role != role {
+		return nil, fmt.Errorf("identity in %s is that of %s; one of the role %s is needed", c.IdentityDir, id.Name(), role)
+	}
+	return id, nil
+}
+
 // Instance returns a random number that names this process to the relays.
 func Instance() uint64 {
 	var b [8]byte
