@@ -19,9 +19,10 @@ const (
 
 // stored is the last message of a subject.
 type stored struct {
-	subject string
-	data    []byte
-	deleted bool // a bucket's marker
+	subject  string
+	data     []byte
+	deleted  bool // a bucket's marker
+	sequence uint64
 }
 
 // errPage is the cause of an unexpected answer of the server.
@@ -105,8 +106,9 @@ func fromPage(m *nats.Msg) (stored, uint64, error) {
 		return stored{}, seq, fmt.Errorf("%w: forged headers on %s", errPage, subjects[len(subjects)-1])
 	}
 	return stored{
-		subject: subjects[0],
-		data:    m.Data,
-		deleted: m.Header.Get("KV-Operation") != "" || m.Header.Get("Nats-Marker-Reason") != "",
+		sequence: seq,
+		subject:  subjects[0],
+		data:     m.Data,
+		deleted:  m.Header.Get("KV-Operation") != "" || m.Header.Get("Nats-Marker-Reason") != "",
 	}, seq, nil
 }

@@ -2,7 +2,9 @@ package bus
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -110,6 +112,54 @@ func (s *Store) Put(ctx context.Context, bucket, key string, value []byte) error
 		return fmt.Errorf("write %s/%s: %w", bucket, key, err)
 	}
 	return nil
+}
+
+// ErrConflict is the cause of a Swap that was not made because the key was
+// changed by somebody else meanwhile.
+var ErrConflict = errors.New("it was changed meanwhile")
+
+// Entry is a value with its revision.
+type Entry struct {
+	Value    []byte
+	Revision uint64
+}
+
+// Read returns every key of a bucket as it is now.
+func (s *Store) Read(ctx context.Context, bucket string) (map[string]Entry, error) {
+	prefix := "$KV." + bucket + "."
+	msgs, _, err := s.conn.list(ctx, kvStream(bucket), prefix+">", 1)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", bucket, err)
+	}
+	out := map[string]Entry{}
+	for _, m := range msgs {
+		if !m.deleted {
+			out[strings.TrimPrefix(m.subject, prefix)] = Entry{Value: m.data, Revision: m.sequence}
+		}
+	}
+	return out, nil
+}
+
+// Swap writes a key if its revision is still the given one; zero means that
+// there is no such key. It returns the new revision. After an error that is
+// not ErrConflict it is not known whether the value was written.
+func (s *Store) Swap(ctx context.Context, bucket, key string, value []byte, revision uint64) (uint64, error) {
+	kv, err := s.js.KeyValue(ctx, bucket)
+	if err != nil {
+		return 0, fmt.Errorf("write %s/%s: %w", bucket, key, err)
+	}
+	if revision == 0 {
+		revision, err = kv.Create(ctx, key, value)
+	} else {
+		revision, err = kv.Update(ctx, key, value, revision)
+	}
+	switch {
+	case errors.Is(err, jetstream.ErrKeyRevisionMismatch), errors.Is(err, jetstream.ErrKeyExists):
+		return 0, fmt.Errorf("write %s/%s: %w", bucket, key, ErrConflict)
+	case err != nil:
+		return 0, fmt.Errorf("write %s/%s: %w", bucket, key, err)
+	}
+	return revision, nil
 }
 
 // Delete removes a key; one that does not exist is no error.
