@@ -45,7 +45,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	app := s.app.Load()
 	if app == nil {
 		s.metrics.requests.WithLabelValues(t.operation.String(), resultUnavailable).Inc()
-		Unavailable(w, "the registry is starting")
+		unavailable(w, "the registry is starting")
 		return
 	}
 	if s.cfg.Grants.MayPush(node, t.repository) {
@@ -107,9 +107,9 @@ func (s *Server) refuse(w http.ResponseWriter, operation string, status int, cod
 	answer(w, status, code, message)
 }
 
-// Unavailable answers that the caller shall try again: Docker does for this
+// unavailable answers that the caller shall try again: Docker does for this
 // form only.
-func Unavailable(w http.ResponseWriter, message string) {
+func unavailable(w http.ResponseWriter, message string) {
 	w.Header().Set("Retry-After", "1")
 	answer(w, http.StatusServiceUnavailable, codeUnavailable, message)
 }
