@@ -202,12 +202,14 @@ func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 // IMG-1: an image goes from the engine of one node over the controller to that
 // of another, with bounded memory on the way; nobody else gets in.
 func TestRegistry_PushAndPull(t *testing.T) {
+	start := time.Now()
 	s := newScene(t, 2)
 	s.desire(0, "", "web")
 	s.desire(1, "web", "")
 	s.random(0, port+"/web:g1", bulk)
+	t.Logf("ready after %v", time.Since(start).Round(time.Millisecond))
 
-	start := time.Now()
+	start = time.Now()
 	digest, err := s.push(0, "web")
 	require.NoError(t, err)
 	t.Logf("push of %s (compressed by Docker): %v", mib(bulk), time.Since(start).Round(time.Millisecond))
@@ -230,15 +232,24 @@ func TestRegistry_PushAndPull(t *testing.T) {
 	}
 
 	// Foreign repositories.
+	mark := time.Now()
+	lap := func(what string) {
+		t.Logf("%s: refused after %v", what, time.Since(mark).Round(time.Millisecond))
+		mark = time.Now()
+	}
 	require.ErrorContains(t, s.pull(1, "shop", digest, quietly), "denied")
+	lap("pull of a foreign repository")
 	require.ErrorContains(t, s.pull(0, "shop", digest, quietly), "denied")
+	lap("pull of a foreign repository by the node that pushes")
 	require.NoError(t, s.sys.Nodes[1].Docker().ImageTag(t.Context(), lab.AppImage, port+"/web:g1"))
 	_, err = s.push(1, "web")
 	require.ErrorContains(t, err, "denied", "a node that may pull only")
+	lap("push by a node that may pull only")
 	s.desire(0, "web", "")
 	require.NoError(t, s.sys.Nodes[0].Docker().ImageTag(t.Context(), lab.AppImage, port+"/web:g1"))
 	require.Eventually(t, func() bool { _, err = s.push(0, "web"); return err != nil }, soon, time.Second)
 	require.ErrorContains(t, err, "denied", "nothing is to be mirrored any more")
+	lap("push of what is not to be mirrored any more")
 
 	// Another local user, at the port of the real agent.
 	body, err := system.Get(s.sys.Nodes[0].Host, "http://127.0.0.1:7447/v2/")
