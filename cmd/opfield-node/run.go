@@ -109,7 +109,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 		},
 		Instance: daemon.Instance(), Links: p.links.Relays, Accept: p.acceptor.Accept, Logger: p.log,
 	})
-	p.images, err = noderegistry.New(noderegistry.Config{Listen: c.RegistryListen, Logger: p.log, Dial: func(ctx context.Context) (net.Conn, error) {
+	p.images, err = noderegistry.New(noderegistry.Config{Listen: c.RegistryListen, Logger: p.log, Registerer: p.reg, Dial: func(ctx context.Context) (net.Conn, error) {
 		return p.relays.DialService(ctx, placement.ServiceRegistry, p.id.ClientTLS(identity.ControllerName()))
 	}})
 	if err != nil {
