@@ -12,6 +12,7 @@ import (
 	"github.com/opfield/availability/bus/bustest"
 	"github.com/opfield/availability/identity"
 	"github.com/opfield/availability/identity/identitytest"
+	"github.com/opfield/availability/placement"
 )
 
 // TestExternalConfig runs an ordinary nats-server with what ExternalConfig
@@ -66,6 +67,16 @@ func TestExternalConfig(t *testing.T) { // SEC-2
 	relays, err := node.ReadBucket(t.Context(), bus.BucketRelays)
 	require.NoError(t, err)
 	require.Contains(t, relays, "r")
+	require.NoError(t, store.KeepDesired(t.Context(), "a", map[string]placement.Desired{"web": desired("web", "a", 1)}))
+	require.NoError(t, store.KeepDesired(t.Context(), "b", map[string]placement.Desired{"web": desired("web", "b", 1)}))
+	var own wanted
+	bustest.Go(t, func(ctx context.Context) error { return node.FollowDesired(ctx, own.set) })
+	require.Eventually(t, func() bool { return own.is(map[string]uint64{"web": 1}) }, soon, poll)
+	raw := dialAt(t, ns.ClientURL(), a)
+	for _, s := range []string{"opfield.read.KV_opfield_desired.b.web", "opfield.read.KV_opfield_desired", "opfield.report.v1.node.b"} {
+		raw.refusedPublish(t, s, nil)
+	}
+	raw.refusedSubscribe(t, "opfield.kv.opfield_desired.b.web")
 	var seen fold
 	s := open(sub)
 	bustest.Go(t, func(ctx context.Context) error { return s.FollowPlacements(ctx, seen.add) })

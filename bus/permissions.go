@@ -28,11 +28,14 @@ func rightsOf(n identity.Name, grant identity.Grant) rights {
 	case identity.RoleNode:
 		r.publish = append(r.publish, member(subjectLast, n), member(subjectInventory, n))
 		r.publish = append(r.publish, announces(n.ID, grant)...)
-		r.subscribe = append(r.subscribe, placement.SubjectPrefix+"*."+n.ID)
+		r.publish = append(r.publish, member(subjectReport, n), member(subjectInspected, n)+".*", readDesired(n.ID), readDesired(n.ID+".*"))
+		r.subscribe = append(r.subscribe, placement.SubjectPrefix+"*."+n.ID, member(subjectInspect, n))
+		r.subscribe = append(r.subscribe, subjectChanged+BucketDesired+"."+n.ID, subjectChanged+BucketDesired+"."+n.ID+".*")
 	case identity.RoleIngress:
 		r.followsPlacements()
 		r.reads(BucketRoutes)
 		r.reads(BucketCerts)
+		r.reads(BucketMembers)
 	case identity.RoleSubscriber:
 		r.followsPlacements()
 	}

@@ -24,8 +24,13 @@ type plain struct {
 
 func dial(t *testing.T, srv *bustest.Server, i *identity.Identity) plain {
 	t.Helper()
+	return dialAt(t, srv.URL(), i)
+}
+
+func dialAt(t *testing.T, url string, i *identity.Identity) plain {
+	t.Helper()
 	p := plain{denied: make(chan error, 100)}
-	nc, err := nats.Connect(srv.URL(), nats.Secure(i.ClientTLS(identity.ControllerName())),
+	nc, err := nats.Connect(url, nats.Secure(i.ClientTLS(identity.ControllerName())),
 		nats.CustomInboxPrefix("_INBOX."+string(i.Name().Role)+"."+i.Name().ID),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { p.denied <- err }))
 	require.NoError(t, err)

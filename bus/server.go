@@ -25,7 +25,7 @@ const (
 	authWithin   = 3 * time.Second // TLS handshake and CONNECT
 	writeWithin  = 5 * time.Second
 	maxPayload   = 8 << 20 // the status of an ingress node with 10,000 links
-	maxStore     = 4 << 30
+	maxStore     = 8 << 30 // all that the streams reserve: see Store.Ensure
 	maxMemory    = 64 << 20
 	maxClients   = 4096
 	pruneMinimum = 256 // remembered sessions before closed ones are forgotten

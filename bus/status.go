@@ -176,6 +176,10 @@ func followState[T any](ctx context.Context, c *Conn, prefix string, about func(
 			return ctx.Err()
 		case m := <-msgs:
 			var s T
+			if m.Header.Get("Nats-Stream") != "" {
+				c.skip(m.Subject, errReflected)
+				continue
+			}
 			if err := json.Unmarshal(m.Data, &s); err != nil {
 				c.skip(m.Subject, err)
 				continue

@@ -14,10 +14,27 @@ const (
 	BucketCerts   = "opfield_certs"   // key: certificate name; value: PEM pair; ingress only
 	BucketRelays  = "opfield_relays"  // key: relay id; value: JSON identity.RelayAddress
 	BucketRevoked = "opfield_revoked" // key: role.id; value: JSON identity.Revocation
+
+	BucketPolicies = "opfield_policies" // key: workload; read by the controller only
+	BucketMembers  = "opfield_members"  // key: workload; value: JSON placement.Members
+	// BucketDesired: key <node>: the index, JSON workload → revision; key
+	// <node>.<workload>: JSON placement.Desired. A node reads its own only.
+	BucketDesired = "opfield_desired"
+	BucketLeader  = "opfield_leader" // which controller decides
 )
 
 // Buckets returns the names of all buckets.
-func Buckets() []string { return []string{BucketRoutes, BucketCerts, BucketRelays, BucketRevoked} }
+func Buckets() []string {
+	return []string{
+		BucketRoutes, BucketCerts, BucketRelays, BucketRevoked,
+		BucketPolicies, BucketMembers, BucketDesired, BucketLeader,
+	}
+}
+
+// readersBuckets are those that OPFIELD_READ has any way to.
+func readersBuckets() []string {
+	return []string{BucketRoutes, BucketCerts, BucketRelays, BucketRevoked, BucketMembers}
+}
 
 const (
 	streamPlacements = "OPFIELD_PLACEMENTS"
@@ -31,6 +48,9 @@ const (
 	subjectLast       = "opfield.last.v1." // a node asks for its last events
 	subjectChanged    = "opfield.kv."      // every change of a bucket, without its value
 	subjectRead       = "opfield.read."    // direct get of a stream of the store account
+	subjectReport     = "opfield.report.v1."
+	subjectInspect    = "opfield.inspect.v1."   // the controller asks a node
+	subjectInspected  = "opfield.inspected.v1." // and gets the answer below it
 
 	accountShared  = "OPFIELD"       // nodes and the controller
 	accountReaders = "OPFIELD_READ"  // ingress nodes, relays and subscribers
@@ -67,16 +87,26 @@ const directGet = "$JS.API.DIRECT.GET."
 
 // readSubject returns where n sends a direct get of a stream.
 func readSubject(n identity.Name, stream string) string {
-	if stream == streamPlacements && accountOf(n) == accountShared {
+	account := accountOf(n)
+	if account == accountStore || account == accountShared && stream == streamPlacements {
 		return directGet + stream
 	}
 	return subjectRead + stream
 }
 
-// storeStreams are the streams of the store account that others read.
-func storeStreams() []string {
+// readDesired returns where a node asks for one of its keys in BucketDesired.
+// A direct get of a whole stream names its filter in the payload, which no
+// permission sees; here the key is in the subject.
+func readDesired(key string) string { return subjectRead + kvStream(BucketDesired) + "." + key }
+
+// kvSubject returns the subject under which a bucket stores a key.
+func kvSubject(bucket, key string) string { return "$KV." + bucket + "." + key }
+
+// storeStreams are the streams of the store account that the holders of
+// buckets read.
+func storeStreams(buckets []string) []string {
 	out := []string{streamNodes}
-	for _, b := range Buckets() {
+	for _, b := range buckets {
 		out = append(out, kvStream(b))
 	}
 	return out
@@ -111,13 +141,21 @@ func accountsConfig(users map[string]string) string {
 	for _, s := range []string{subjectChanged + ">", subjectNodes + ">"} {
 		store.exportStream(s)
 		shared.importStream(accountStore, s)
-		readers.importStream(accountStore, s)
 	}
-	for _, s := range storeStreams() {
+	readers.importStream(accountStore, subjectNodes+">")
+	for _, b := range readersBuckets() {
+		readers.importStream(accountStore, subjectChanged+b+".>")
+	}
+	for _, s := range storeStreams(Buckets()) {
 		store.exportService(directGet + s)
 		shared.importService(accountStore, directGet+s, subjectRead+s)
+	}
+	for _, s := range storeStreams(readersBuckets()) {
 		readers.importService(accountStore, directGet+s, subjectRead+s)
 	}
+	key := directGet + kvStream(BucketDesired) + "." + kvSubject(BucketDesired, ">")
+	store.exportService(key)
+	shared.importService(accountStore, key, readDesired(">"))
 	shared.exportStream(subjectPlacements)
 	readers.importStream(accountShared, subjectPlacements)
 	shared.exportService(directGet + streamPlacements)

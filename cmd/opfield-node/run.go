@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -20,6 +21,8 @@ import (
 	"github.com/opfield/availability/identity"
 	"github.com/opfield/availability/node"
 	"github.com/opfield/availability/node/accept"
+	noderegistry "github.com/opfield/availability/node/registry"
+	"github.com/opfield/availability/placement"
 	"github.com/opfield/availability/securelink"
 )
 
@@ -29,6 +32,7 @@ type runCmd struct {
 	Docker              string        `help:"Address of the Docker daemon." default:"unix:///var/run/docker.sock"`
 	Drain               time.Duration `help:"How long the streams of a placement that stopped serving may go on." default:"30s"`
 	StopWithin          time.Duration `help:"How long running streams may go on after SIGTERM." default:"10s"`
+	RegistryListen      string        `help:"Loopback address of the internal registry for the Docker daemon of this host." default:"127.0.0.1:7447"`
 }
 
 // parts are what work joins.
@@ -42,6 +46,7 @@ type parts struct {
 	acceptor *accept.Acceptor
 	links    *accept.Links
 	relays   *securelink.Relays
+	images   *noderegistry.Door
 }
 
 // Run runs the agent.
@@ -51,6 +56,9 @@ func (c *runCmd) Run(ctx context.Context) error {
 	}
 	if c.Drain < 0 || c.Drain > time.Hour {
 		return daemon.UsageError(fmt.Sprintf("--drain: %v is outside 0 to 1h", c.Drain))
+	}
+	if err := noderegistry.CheckListen(c.RegistryListen); err != nil {
+		return daemon.UsageError(fmt.Sprintf("--registry-listen: %v", err))
 	}
 	daemon.MovesBytes()
 	p := &parts{log: c.Logger("node", os.Stderr)}
@@ -101,6 +109,12 @@ func (c *runCmd) Run(ctx context.Context) error {
 		},
 		Instance: daemon.Instance(), Links: p.links.Relays, Accept: p.acceptor.Accept, Logger: p.log,
 	})
+	p.images, err = noderegistry.New(noderegistry.Config{Listen: c.RegistryListen, Logger: p.log, Registerer: p.reg, Dial: func(ctx context.Context) (net.Conn, error) {
+		return p.relays.DialService(ctx, placement.ServiceRegistry, p.id.ClientTLS(identity.ControllerName()))
+	}})
+	if err != nil {
+		return err
+	}
 	return c.work(ctx, p)
 }
 
@@ -137,6 +151,7 @@ func (c *runCmd) announce(ctx context.Context, p *parts, book *relayBook) error 
 		return daemon.Ended(p.certs.Run(ctx, func(err error) { p.log.Warn("workload certificate not renewed", "err", err) }))
 	})
 	g.Go(func() error { return daemon.Ended(p.agent.Run(ctx)) })
+	g.Go(func() error { return daemon.Ended(p.images.Run(ctx)) })
 	g.Go(func() error {
 		return daemon.Ended(p.conn.PublishStatus(ctx, func() bus.Status {
 			return bus.Status{Version: version, StartedAt: started, Node: p.status()}
