@@ -28,6 +28,7 @@ func table() map[string][]string {
 		"upstream":      {"placement"},
 		"policy":        {"placement"},
 		"securelink":    {"placement"},
+		"registry":      {"placement", "securelink", "identity"},
 		"identity":      {"placement"},
 		"bus":           {"placement", "identity"},
 		"policy/engine": {"placement", "policy", "bus"},

@@ -65,17 +65,33 @@ func (id ID) Check() error {
 	return nil
 }
 
-// LinkID names the secure link to one port of one placement.
+// servicePrefix begins the id of a service link. A workload link always has a
+// '.' there.
+const servicePrefix = "service/"
+
+// LinkID names a secure link: either to one port of one placement, or to a
+// service of the product itself, which has no placement.
 type LinkID struct {
 	Placement ID
 	Port      uint16 // TCP port of the application, 1–65535
+	Service   string // name of the service; then the others are zero
 }
 
-// String returns "<workload>.<node>/<port>".
-func (l LinkID) String() string { return l.Placement.String() + "/" + strconv.Itoa(int(l.Port)) }
+// ServiceLink returns the link to a service of the product, such as
+// "registry".
+func ServiceLink(name string) LinkID { return LinkID{Service: name} }
 
-// ServerName returns the TLS server name of the link: that of its workload,
-// so that every placement of a workload answers to the same name.
+// String returns "<workload>.<node>/<port>" or "service/<name>".
+func (l LinkID) String() string {
+	if l.Service != "" {
+		return servicePrefix + l.Service
+	}
+	return l.Placement.String() + "/" + strconv.Itoa(int(l.Port))
+}
+
+// ServerName returns the TLS server name of a workload's link: that of its
+// workload, so that every placement of a workload answers to the same name.
+// The end of a service link answers to the name of its own identity.
 func (l LinkID) ServerName() string { return ServerName(l.Placement.Workload) }
 
 // ServerName returns the TLS server name under which a workload is reached.
@@ -83,10 +99,16 @@ func ServerName(workload string) string { return workload + ".workload." + domai
 
 // ParseLinkID is the reverse of LinkID.String.
 func ParseLinkID(s string) (LinkID, error) {
+	if service, ok := strings.CutPrefix(s, servicePrefix); ok {
+		if err := CheckName(service); err != nil {
+			return LinkID{}, fmt.Errorf("%w: service: %w", ErrInvalidLink, err)
+		}
+		return ServiceLink(service), nil
+	}
 	name, port, ok := strings.Cut(s, "/")
 	workload, node, ok2 := strings.Cut(name, ".")
 	if !ok || !ok2 {
-		return LinkID{}, fmt.Errorf("%w: want <workload>.<node>/<port>", ErrInvalidLink)
+		return LinkID{}, fmt.Errorf("%w: want <workload>.<node>/<port> or service/<name>", ErrInvalidLink)
 	}
 	n, err := strconv.ParseUint(port, 10, 16)
 	if err != nil || n == 0 || strconv.FormatUint(n, 10) != port {

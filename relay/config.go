@@ -14,8 +14,9 @@ import (
 
 // The roles that a relay tells apart.
 const (
-	roleNode    = "node"
-	roleIngress = "ingress"
+	roleNode       = "node"
+	roleIngress    = "ingress"
+	roleController = "controller"
 )
 
 // Peer is the verified identity of the other end of a session.

@@ -88,7 +88,12 @@ func (s *Server) hasSessionLocked(p Peer) bool {
 	return false
 }
 
+// changedLink marks what followers are to be told. They route workloads only;
+// service links are no concern of theirs.
 func (s *Server) changedLink(id placement.LinkID) {
+	if id.Service != "" {
+		return
+	}
 	for f := range s.followers {
 		f.dirtyLinks[id] = struct{}{}
 		f.control.Notify()
@@ -108,7 +113,9 @@ func (s *Server) flush(f *session, b []byte) []byte {
 	defer s.mu.Unlock()
 	if f.listing {
 		for id := range s.links {
-			f.dirtyLinks[id] = struct{}{}
+			if id.Service == "" {
+				f.dirtyLinks[id] = struct{}{}
+			}
 		}
 		for node := range s.nodes {
 			f.dirtyNodes[node] = struct{}{}
@@ -160,7 +167,7 @@ func (s *Server) handle(sess *session, t securelink.FrameType, body []byte) (boo
 }
 
 func (s *Server) register(sess *session, r securelink.Record) error {
-	if sess.peer.Role != roleNode || r.Link.Placement.Node != sess.peer.ID {
+	if !mayRegister(sess.peer, r.Link) {
 		return fmt.Errorf("register %s: %w", r.Link, errForeign)
 	}
 	s.mu.Lock()
@@ -175,6 +182,14 @@ func (s *Server) register(sess *session, r securelink.Record) error {
 	s.links[r.Link] = entry{record: r, s: sess}
 	s.changedLink(r.Link)
 	return nil
+}
+
+// mayRegister reports whether the peer is what the link leads to.
+func mayRegister(p Peer, l placement.LinkID) bool {
+	if l.Service != "" {
+		return p.Role == roleController
+	}
+	return p.Role == roleNode && l.Placement.Node == p.ID
 }
 
 func (s *Server) unregister(sess *session, id placement.LinkID) {

@@ -206,22 +206,27 @@ func (s *Server) data(conn *net.TCPConn, admitted func()) {
 	}
 	magic, token := rest[:len(securelink.Magic)-1], securelink.Token(rest[len(securelink.Magic)-1:])
 	sess := s.redeem(token)
-	if string(magic) != securelink.Magic[1:] || sess == nil {
+	if sess == nil || !sess.mayHave(string(magic)) {
 		s.metrics.refused.WithLabelValues("token").Inc()
 		securelink.Abort(conn)
 		return
 	}
 	admitted()
 	_ = conn.SetDeadline(time.Time{})
-	if err := securelink.Watch(conn); err != nil || !sess.hold(conn) {
+	if err := securelink.Watch(conn); err != nil {
 		_ = conn.Close()
 		return
 	}
-	if sess.hello.Caps&securelink.CapAccept != 0 {
-		// It waits in the session until a stream needs it.
+	if sess.hello.Caps&securelink.CapAccept != 0 && string(magic) == securelink.Magic[1:] {
+		if !sess.offer(conn) { // else it waits in the session until a stream needs it
+			_ = conn.Close()
+		}
 		return
 	}
 	defer conn.Close()
+	if !sess.hold(conn) {
+		return
+	}
 	t, body, err := securelink.ReadFrame(conn, nil)
 	if !sess.release(conn) || err != nil || t != securelink.FrameOpen {
 		return

@@ -168,7 +168,7 @@ func (s *Server) greet(ctx context.Context, conn *net.TCPConn, first byte) (*ses
 // mayBe reports whether a role may have these capabilities.
 func mayBe(role string, caps uint8) bool {
 	switch role {
-	case roleNode:
+	case roleNode, roleController:
 		return caps == securelink.CapAccept
 	case roleIngress:
 		return caps == securelink.CapFollow
@@ -177,16 +177,42 @@ func mayBe(role string, caps uint8) bool {
 	}
 }
 
-// hold takes a data connection into the session until a stream uses it.
+// mayHave reports whether the session may have data connections that begin
+// with 'O' and these bytes.
+func (sess *session) mayHave(magic string) bool {
+	switch magic {
+	case securelink.Magic[1:]:
+		return true
+	case securelink.MagicDial[1:]: // what a dialing end has anyway
+		return sess.hello.Caps&securelink.CapAccept != 0
+	default:
+		return false
+	}
+}
+
+// hold takes a data connection into the session until its peer has said which
+// stream it wants; false: there is no room.
 func (sess *session) hold(c *net.TCPConn) bool {
 	sess.mu.Lock()
 	defer sess.mu.Unlock()
+	return sess.holdLocked(c)
+}
+
+func (sess *session) holdLocked(c *net.TCPConn) bool {
 	if sess.over || len(sess.held) >= maxHeld {
 		return false
 	}
 	sess.held[c] = struct{}{}
-	if sess.hello.Caps&securelink.CapAccept == 0 {
-		return true
+	return true
+}
+
+// offer takes a data connection of an accepting end into the session until a
+// stream needs it.
+func (sess *session) offer(c *net.TCPConn) bool {
+	sess.mu.Lock()
+	defer sess.mu.Unlock()
+	if !sess.holdLocked(c) {
+		return false
 	}
 	if len(sess.waiters) > 0 {
 		w := sess.waiters[0]

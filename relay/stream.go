@@ -151,9 +151,15 @@ func (s *Server) lookup(from *session, o securelink.Open) (*session, error) {
 	return e.s, nil
 }
 
-// mayOpen reports whether the peer may use the link. The accepting end
-// verifies it again inside the end-to-end TLS.
-func mayOpen(p Peer, _ placement.LinkID) bool { return p.Role == roleIngress }
+// mayOpen reports whether the peer may use the link: ingress nodes those of
+// workloads, nodes those of services. The accepting end verifies it again
+// inside the end-to-end TLS.
+func mayOpen(p Peer, l placement.LinkID) bool {
+	if l.Service != "" {
+		return p.Role == roleNode
+	}
+	return p.Role == roleIngress
+}
 
 func (s *Server) streamEnded() {
 	s.mu.Lock()

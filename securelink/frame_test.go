@@ -96,6 +96,9 @@ func FuzzFrames(f *testing.F) {
 		NodeSession{Node: "node-1", Present: true}.Encode(nil),
 		EncodeTokens(nil, []Token{{1}, {2}}),
 		Open{Link: link, Epoch: 3, First: []byte("hello")}.Encode(nil),
+		Open{Link: placement.ServiceLink("registry")}.Encode(nil),
+		Record{Link: placement.ServiceLink("registry")}.EncodeRegister(nil),
+		EncodeUnregister(nil, placement.ServiceLink("registry")),
 		EncodeRefusal(nil, FrameRefuse, NotReady),
 		EncodeNumber(nil, FramePing, 9),
 	} {

@@ -16,8 +16,14 @@ const ProtocolVersion = 1
 // ALPN is the TLS application protocol of control connections (RFC 7301).
 const ALPN = "opfield-link/1"
 
-// Magic begins a data connection; a one-time token follows.
-const Magic = "OPL1"
+// Magic begins a data connection of what the session is for: at an accepting
+// end it waits for a stream, at a dialing end it opens one. MagicDial begins
+// one with which an accepting end opens a stream itself. A one-time token
+// follows.
+const (
+	Magic     = "OPL1"
+	MagicDial = "OPD1"
+)
 
 // TokenSize is the length of a token in bytes.
 const TokenSize = 16

@@ -107,8 +107,8 @@ func (p *pool) takeToken(ctx context.Context) (Token, error) {
 	}
 }
 
-// dial makes one data connection and admits it.
-func (p *pool) dial(ctx context.Context) (*net.TCPConn, error) {
+// dial makes one data connection and admits it; magic says what it is for.
+func (p *pool) dial(ctx context.Context, magic string) (*net.TCPConn, error) {
 	token, err := p.takeToken(ctx)
 	if err != nil {
 		return nil, err
@@ -123,7 +123,7 @@ func (p *pool) dial(ctx context.Context) (*net.TCPConn, error) {
 		_ = tcp.Close()
 		return nil, err
 	}
-	if err := WriteFull(tcp, append([]byte(Magic), token[:]...)); err != nil {
+	if err := WriteFull(tcp, append([]byte(magic), token[:]...)); err != nil {
 		_ = tcp.Close()
 		return nil, err
 	}
@@ -185,7 +185,7 @@ func (p *pool) reserve() bool {
 }
 
 func (p *pool) add(ctx context.Context) error {
-	conn, err := p.dial(ctx)
+	conn, err := p.dial(ctx, Magic)
 	p.mu.Lock()
 	p.dialing--
 	if err != nil {
@@ -208,12 +208,16 @@ func (p *pool) add(ctx context.Context) error {
 }
 
 // take returns a warm connection, or dials one when there is none. Dials are
-// bounded: a burst must not look to the relay like a flood of strangers.
+// bounded: a burst must not look to the relay like a flood of strangers. An
+// accepting end has none that are warm for its own streams: they are few.
 func (p *pool) take(ctx context.Context) (*net.TCPConn, error) {
-	if conn := p.pop(); conn != nil {
-		return conn, nil
+	accepts := p.s.cfg.Accept != nil
+	if !accepts {
+		if conn := p.pop(); conn != nil {
+			return conn, nil
+		}
+		p.signal()
 	}
-	p.signal()
 	select {
 	case p.slot <- struct{}{}:
 	case <-p.s.ended:
@@ -222,10 +226,13 @@ func (p *pool) take(ctx context.Context) (*net.TCPConn, error) {
 		return nil, ctx.Err()
 	}
 	defer func() { <-p.slot }()
+	if accepts {
+		return p.dial(ctx, MagicDial)
+	}
 	if conn := p.pop(); conn != nil { // another dial has brought it
 		return conn, nil
 	}
-	return p.dial(ctx)
+	return p.dial(ctx, Magic)
 }
 
 // pop takes a living idle connection out of the pool, or returns nil.
