@@ -84,7 +84,7 @@ type Watcher struct {
 	// Owned by Run.
 	entries   map[string]*entry
 	complete  bool            // a whole list was read
-	waiting   map[string]bool // containers of the first list that were not answered yet
+	waiting   map[string]bool // containers that a list told of and that were not answered yet
 	listing   bool
 	listAgain bool
 	all       bool // the next list inspects every container
@@ -273,13 +273,14 @@ func (w *Watcher) merge(ctx context.Context, wg *sync.WaitGroup, l list) {
 		}
 		there[s.ID] = true
 		e := w.entries[s.ID]
-		if e == nil {
+		fresh := e == nil
+		if fresh {
 			e = newEntry(s)
 			w.entries[s.ID] = e
 			w.changed = true
 		}
 		if l.all || !e.agrees(s) {
-			if !w.complete {
+			if !w.complete || fresh {
 				w.waiting[s.ID] = true
 			}
 			w.inspect(ctx, wg, s.ID)
