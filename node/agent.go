@@ -342,7 +342,7 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 		status.Docker = snapshot.Err.Error()
 	}
 	err := a.announce(ctx, changed, waiting, targets, status)
-	a.takeStock(snapshot)
+	a.takeStock(snapshot, managed)
 	return err
 }
 

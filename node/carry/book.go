@@ -53,8 +53,10 @@ func (m memory) released(id string) bool { return slices.Contains(m.Released, id
 type book struct {
 	path string
 
+	disk sync.Mutex // held while a change is written; readers do not wait for it
+
 	mu    sync.Mutex
-	pages map[string]memory // guarded by mu; by workload
+	pages map[string]memory // guarded by mu, replaced as a whole; by workload
 }
 
 // openBook reads the file. What is unreadable is set aside: the controller
@@ -100,9 +102,9 @@ func (b *book) write(workload string, edit func(*memory)) error {
 }
 
 func (b *book) edit(edit func(map[string]memory)) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	next := maps.Clone(b.pages)
+	b.disk.Lock()
+	defer b.disk.Unlock()
+	next := b.all()
 	edit(next)
 	data, err := json.Marshal(next)
 	if err != nil {
@@ -111,6 +113,8 @@ func (b *book) edit(edit func(map[string]memory)) error {
 	if err := replaceFile(b.path, data); err != nil {
 		return fmt.Errorf("keep desired state: %w", err)
 	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.pages = next
 	return nil
 }

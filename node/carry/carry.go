@@ -8,7 +8,9 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -70,22 +72,28 @@ func MayStart(d placement.Desired) error {
 type Carrier struct {
 	config Config
 	kinds  map[placement.Kind]kind
+	images *images
 	facts  *facts
 	hands  *hands
+	breaks atomic.Uint64 // of the event stream
 
 	opened chan struct{} // closed when the book is open
+	book   *book         // fixed once it is open
 	spawn  chan *worker  // Run starts them
 
+	setting sync.Mutex // one SetDesired at a time
+
 	mu      sync.Mutex
-	book    *book              // guarded by mu until opened; then it guards itself
 	workers map[string]*worker // guarded by mu
 	shown   map[string]sight   // guarded by mu
 }
 
 // sight is what a worker found out last.
 type sight struct {
-	looked   bool // it looked since the agent started, or remembered
-	observed placement.Observed
+	looked    bool // it looked since the agent started, or remembered
+	repairing bool // a change from outside
+	note      string
+	observed  placement.Observed
 }
 
 // New checks the configuration and starts nothing.
@@ -116,9 +124,9 @@ func New(config Config) (*Carrier, error) {
 		workers: map[string]*worker{}, shown: map[string]sight{}, hands: newHands(),
 	}
 	c.facts = newFacts(c)
-	images := &images{engine: config.Engine, registry: config.Registry, node: config.Node, logger: config.Logger}
+	c.images = &images{engine: config.Engine, registry: config.Registry, node: config.Node, logger: config.Logger}
 	c.kinds = map[placement.Kind]kind{
-		placement.KindContainer: &containers{node: config.Node, engine: config.Engine, images: images, hands: c.hands, mayStart: config.MayStart, owner: c.owner, given: c.given},
+		placement.KindContainer: &containers{node: config.Node, engine: config.Engine, images: c.images, hands: c.hands, mayStart: config.MayStart, owner: c.owner, given: c.given},
 	}
 	return c, nil
 }
@@ -168,7 +176,8 @@ func (c *Carrier) SetDesired(ctx context.Context, all map[string]placement.Desir
 		return
 	case <-c.opened:
 	}
-	c.mu.Lock()
+	c.setting.Lock()
+	defer c.setting.Unlock()
 	var changed, fresh []*worker
 	pages := c.book.all()
 	next := map[string]*placement.Desired{}
@@ -204,10 +213,10 @@ func (c *Carrier) SetDesired(ctx context.Context, all map[string]placement.Desir
 			}
 		}); err != nil {
 			c.config.Logger.Error("desired state not kept on disk: nothing of it is carried out", "err", err)
-			c.mu.Unlock()
 			return
 		}
 	}
+	c.mu.Lock()
 	for workload, d := range next {
 		w := c.workers[workload]
 		switch {
@@ -288,12 +297,27 @@ func (c *Carrier) Managed() (map[string]discovery.Managed, bool) {
 		if m.Current != "" {
 			managed.Generation, managed.Kept = m.Generation, managed.Kept || d.Want == placement.WantAbsent
 		}
-		if o := s.observed; o.Outside != "" && m.OutsideNumber > 0 && !o.Done {
-			managed.Note = o.Outside
-		}
+		managed.Note = s.why()
 		out[workload] = managed
 	}
 	return out, true
+}
+
+// why is what is not as it should be, for people.
+func (s sight) why() string {
+	var all []string
+	if o := s.observed; !o.Done {
+		if s.repairing {
+			all = append(all, o.Outside+" by hand and is repaired")
+		}
+		if o.Fault != nil && o.Fault.Code != placement.CodeCrashLoop {
+			all = append(all, o.Fault.Message)
+		}
+	}
+	if s.note != "" {
+		all = append(all, s.note)
+	}
+	return strings.Join(all, "; ")
 }
 
 // Owned reports whether a container is watched although it has no label.
@@ -400,15 +424,8 @@ func compare(a, b string) int {
 	return 0
 }
 
-// show replaces what is said of a workload.
-func (c *Carrier) show(workload string, edit func(*placement.Observed)) { c.tell(workload, edit, nil) }
-
-// looked is show once it is known which container counts.
-func (c *Carrier) looked(workload string, edit func(*placement.Observed)) {
-	c.tell(workload, edit, func(s *sight) { s.looked = true })
-}
-
-func (c *Carrier) tell(workload string, edit func(*placement.Observed), also func(*sight)) {
+// tell changes what is said of a workload.
+func (c *Carrier) tell(workload string, edit func(*sight)) {
 	c.mu.Lock()
 	s, ok := c.shown[workload]
 	if !ok {
@@ -416,10 +433,7 @@ func (c *Carrier) tell(workload string, edit func(*placement.Observed), also fun
 		return // it is not desired any more
 	}
 	before := s
-	edit(&s.observed)
-	if also != nil {
-		also(&s)
-	}
+	edit(&s)
 	c.shown[workload] = s
 	c.mu.Unlock()
 	if !reflect.DeepEqual(before, s) {

@@ -97,6 +97,13 @@ func (h *hands) signalled(id string, at time.Time) {
 	h.seen[id] = at
 }
 
+// forget is for an engine that goes: what it signals then is not by hand.
+func (h *hands) forget() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	clear(h.seen)
+}
+
 // take reports whether somebody else ended a container lately, once.
 func (h *hands) take(id string, now time.Time) bool {
 	h.mu.Lock()

@@ -20,7 +20,6 @@ import (
 
 // Engine is the part of the Docker client that is used.
 type Engine interface {
-	ClientVersion() string
 	Info(context.Context) (system.Info, error)
 	Events(context.Context, events.ListOptions) (<-chan events.Message, <-chan error)
 

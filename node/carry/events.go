@@ -36,6 +36,8 @@ func (c *Carrier) events(ctx context.Context) error {
 			case m := <-messages:
 				c.happened(m)
 			case <-errs:
+				c.breaks.Add(1)
+				c.hands.forget()
 				break listen
 			}
 		}

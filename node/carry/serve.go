@@ -12,15 +12,10 @@ import (
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/network"
-	"github.com/docker/docker/api/types/versions"
 
 	"github.com/opfield/availability/node/discovery"
 	"github.com/opfield/availability/placement"
 )
-
-// severalNetworks is the first API version that creates a container with more
-// than one network.
-const severalNetworks = "1.44"
 
 // serve makes exactly one container of the wanted generation run. An older one
 // is kept until the new one has started, so that nothing is ever deleted
@@ -65,6 +60,9 @@ func (k *containers) serve(ctx context.Context, t *task, own []*owned) (time.Dur
 		if wait, err := k.start(ctx, t, cur); err != nil || wait > 0 {
 			return wait, err
 		}
+		if !cur.running() { // it ended already: the next look counts that
+			return time.Millisecond, nil
+		}
 	}
 	if err := k.restarted(t, cur); err != nil {
 		return 0, err
@@ -96,9 +94,7 @@ func (k *containers) start(ctx context.Context, t *task, cur *owned) (time.Durat
 		}
 		due := t.worker.crash.ended(cur.run(), func() bool { return !byHand }, now)
 		if wait := due.Sub(now); wait > 0 && !byHand {
-			t.show(func(o *placement.Observed) {
-				o.Reason = fmt.Sprintf("it ended by itself %d times; exit code %d", len(t.worker.crash.times), cur.State.ExitCode)
-			})
+			t.noted = fmt.Sprintf("it ended by itself %d times, last with exit code %d", len(t.worker.crash.times), cur.State.ExitCode)
 			return wait, nil
 		}
 	}
@@ -111,6 +107,7 @@ func (k *containers) start(ctx context.Context, t *task, cur *owned) (time.Durat
 		}
 		return 0, err
 	}
+	t.worker.crash.looked = true
 	found, err := k.inspect(ctx, cur.ID)
 	if err != nil {
 		return 0, err
@@ -224,6 +221,9 @@ func (k *containers) create(ctx context.Context, t *task, old []*owned) (*owned,
 	created, err := within(ctx, changeLimit, "create container", func(ctx context.Context) (container.CreateResponse, error) {
 		return k.engine.ContainerCreate(ctx, config, host, networks, nil, name)
 	})
+	if cerrdefs.IsConflict(err) && strings.Contains(err.Error(), "is already in use by container") {
+		return nil, fault(placement.CodeNameTaken, fmt.Errorf("%w: %w", errTaken, err))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -276,10 +276,11 @@ func (k *containers) attach(ctx context.Context, host *container.HostConfig, wan
 			return nil, err
 		}
 	}
+	// More than one at once needs API 1.44, and its meaning beside the default
+	// network differs by version.
 	config := &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{}}
-	one := versions.LessThan(k.engine.ClientVersion(), severalNetworks)
 	for _, n := range want {
-		if !one || n.Name == string(host.NetworkMode) {
+		if n.Name == string(host.NetworkMode) {
 			config.EndpointsConfig[n.Name] = &network.EndpointSettings{Aliases: n.Aliases}
 		}
 	}

@@ -26,6 +26,7 @@ type worker struct {
 	crash    crashes
 	attempts int
 	retry    time.Duration
+	breaks   uint64 // of the event stream, until the last look
 
 	mu        sync.Mutex
 	interrupt context.CancelFunc // guarded by mu; ends a pull for what is not desired any more
@@ -101,6 +102,10 @@ func (w *worker) pass(ctx context.Context, mirrors *sync.WaitGroup) (time.Durati
 	if m.Desired == nil {
 		return checkEvery, true
 	}
+	if breaks := w.carrier.breaks.Load(); breaks != w.breaks {
+		// The engine may have ended every container when it went.
+		w.breaks, w.crash.looked = breaks, false
+	}
 	t := &task{worker: w, want: *m.Desired, memory: m}
 	wait, err := w.converge(ctx, t)
 	if ctx.Err() != nil {
@@ -108,7 +113,10 @@ func (w *worker) pass(ctx context.Context, mirrors *sync.WaitGroup) (time.Durati
 	}
 	mirrored, mirrorErr := w.mirror(ctx, mirrors, t.want)
 	t.refresh()
-	w.carrier.show(w.workload, func(o *placement.Observed) {
+	w.carrier.tell(w.workload, func(s *sight) {
+		o := &s.observed
+		s.note = t.noted
+		defer func() { s.repairing = s.repairing && !o.Done }()
 		o.Revision = t.want.Revision
 		o.Restarts = t.memory.Restarts
 		o.Outside, o.OutsideNumber = t.memory.Outside, t.memory.OutsideNumber
@@ -191,11 +199,10 @@ func (w *worker) mirror(ctx context.Context, mirrors *sync.WaitGroup, want place
 			case <-time.After(min(retryFirst<<min(try-1, 10), retryMost)):
 			}
 		}
-		k, ok := w.carrier.kinds[placement.KindContainer].(*containers)
 		var image placement.Image
 		err := ctx.Err()
-		if ok && err == nil {
-			image, err = k.images.mirror(ctx, asked)
+		if err == nil {
+			image, err = w.carrier.images.mirror(ctx, asked)
 		}
 		if err == nil {
 			err = w.carrier.book.write(w.workload, func(m *memory) { m.Mirror, m.Mirrored = &asked, &image })
@@ -241,6 +248,7 @@ type task struct {
 	worker *worker
 	want   placement.Desired
 	memory memory // as it is on disk
+	noted  string // what is done about a copy that is not ready, for people
 }
 
 func (t *task) refresh() { t.memory = t.worker.carrier.book.read(t.worker.workload) }
@@ -256,8 +264,9 @@ func (t *task) remember(edit func(*memory)) error {
 func (t *task) outside(text string) error {
 	t.worker.carrier.config.Logger.Warn("repairing a change from outside", "placement", t.want.ID().String(), "change", text)
 	err := t.remember(func(m *memory) { m.Outside, m.OutsideNumber = text, m.OutsideNumber+1 })
-	t.worker.carrier.show(t.worker.workload, func(o *placement.Observed) {
-		o.Outside, o.OutsideNumber, o.Done = t.memory.Outside, t.memory.OutsideNumber, false
+	t.worker.carrier.tell(t.worker.workload, func(s *sight) {
+		s.repairing = true
+		s.observed.Outside, s.observed.OutsideNumber, s.observed.Done = t.memory.Outside, t.memory.OutsideNumber, false
 	})
 	return err
 }
@@ -273,9 +282,11 @@ func (t *task) count(id string, generation uint64) error {
 }
 
 // show tells what was seen.
-func (t *task) show(edit func(*placement.Observed)) { t.worker.carrier.show(t.worker.workload, edit) }
+func (t *task) show(edit func(*placement.Observed)) {
+	t.worker.carrier.tell(t.worker.workload, func(s *sight) { edit(&s.observed) })
+}
 
 // looked is show for the first answer to which container counts.
 func (t *task) looked(edit func(*placement.Observed)) {
-	t.worker.carrier.looked(t.worker.workload, edit)
+	t.worker.carrier.tell(t.worker.workload, func(s *sight) { s.looked = true; edit(&s.observed) })
 }
