@@ -39,22 +39,7 @@ func table() map[string][]string {
 		"cmd":             {"*"},
 		"e2e":             {"placement"},
 		"examples":        {"placement", "identity", "bus"},
-		"placement":       {},
-		"templates":       {},
-		"upstream":        {"placement"},
-		"policy":          {"placement"},
-		"securelink":      {"placement"},
 		"registry":        {"placement", "securelink", "identity"},
-		"identity":        {"placement"},
-		"bus":             {"placement", "identity"},
-		"policy/engine":   {"placement", "policy", "bus"},
-		"relay":           {"placement", "securelink", "identity", "bus"},
-		"ingress":         {"placement", "upstream", "templates", "securelink", "identity", "bus"},
-		"node":            {"placement", "securelink", "identity", "bus"},
-		"api":             {"placement", "policy", "policy/engine", "bus", "identity", "upstream"},
-		"cmd":             {"*"},
-		"e2e":             {"placement"},
-		"examples":        {"placement", "identity", "bus"},
 	}
 }
 

@@ -42,10 +42,19 @@ type Certificates interface {
 	Ensure(ctx context.Context, workload string) error
 }
 
+// Managed knows which containers are carried out on the node.
+type Managed interface {
+	// Managed returns what counts of each managed workload, and false until
+	// that is known: nothing is announced before.
+	Managed() (map[string]discovery.Managed, bool)
+	// Owned reports whether a container is managed, with or without labels.
+	Owned(id string) bool
+}
+
 // dockerOK is Status.Docker while the engine answers.
 const dockerOK = "ok"
 
-// Config of an Agent. All fields but the last are required.
+// Config of an Agent. All fields but the last two are required.
 type Config struct {
 	Node         string // id of this node
 	StateFile    string // what must survive a restart
@@ -54,6 +63,7 @@ type Config struct {
 	Links        Links
 	Certificates Certificates
 	Logger       *slog.Logger
+	Managed      Managed               // nil: nothing is managed
 	Registerer   prometheus.Registerer // nil: no metrics
 }
 
@@ -114,7 +124,10 @@ func New(config Config) (*Agent, error) {
 		config: config, metrics: newMetrics(config.Registerer), wake: make(chan struct{}, 1), probes: map[probeKey]*probe{}, asked: map[string]string{}, gone: map[string]placement.Sequence{},
 		announced: map[string]placement.Event{}, status: Status{Docker: "not asked yet"},
 	}
-	watcher, err := docker.New(docker.Config{Engine: config.Engine, Logger: config.Logger, Changed: a.learn})
+	if config.Managed == nil {
+		a.config.Managed = unmanaged{}
+	}
+	watcher, err := docker.New(docker.Config{Engine: config.Engine, Logger: config.Logger, Changed: a.learn, Owned: a.config.Managed.Owned})
 	if err != nil {
 		return nil, err
 	}
@@ -190,6 +203,24 @@ func (a *Agent) Status() Status {
 	return Status{Placements: slices.Clone(a.status.Placements), Docker: a.status.Docker, Warnings: slices.Clone(a.status.Warnings)}
 }
 
+// Placement returns what is announced of a workload.
+func (a *Agent) Placement(workload string) (placement.Event, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	i, ok := slices.BinarySearchFunc(a.status.Placements, placement.ID{Workload: workload, Node: a.config.Node}.String(),
+		func(e placement.Event, name string) int { return cmp.Compare(e.Placement, name) })
+	if !ok {
+		return placement.Event{}, false
+	}
+	return a.status.Placements[i], true
+}
+
+// ManagedChanged tells that Config.Managed says something else.
+func (a *Agent) ManagedChanged() {
+	a.watcher.Refresh()
+	a.again()
+}
+
 // learn takes a new snapshot of the engine.
 func (a *Agent) learn(s docker.Snapshot) {
 	a.mu.Lock()
@@ -237,9 +268,13 @@ func (a *Agent) raiseIncarnation(above uint64) error {
 // reconcile compares what is with what was announced, and announces the
 // difference.
 func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
+	managed, known := a.config.Managed.Managed()
+	if !known {
+		return nil // it calls ManagedChanged
+	}
 	a.mu.Lock()
 	snapshot, raise := a.snapshot, a.raise
-	containers := a.watchPortsLocked(ctx, helpers, snapshot.Containers)
+	containers := a.watchPortsLocked(ctx, helpers, snapshot.Containers, managed)
 	for workload, sequence := range a.gone {
 		if a.announced[workload].Sequence == sequence { // it has not come back meanwhile
 			delete(a.announced, workload)
@@ -256,7 +291,7 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 			return err
 		}
 	}
-	found, warnings := discovery.Fold(a.config.Node, containers)
+	found, warnings := discovery.Fold(a.config.Node, containers, managed)
 	targets := map[placement.LinkID][]netip.AddrPort{}
 	waiting := []placement.Event{}
 	present := map[string]bool{}
@@ -266,7 +301,14 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 		present[workload] = true
 		before, known := a.announced[workload]
 		missing := a.certificate(ctx, helpers, workload)
-		if !known && (missing != "" || unseen(p, snapshot.Containers, containers)) {
+		looking := unseen(p, snapshot.Containers, containers, managed)
+		if known && looking && before.Ready && before.Generation == 0 && p.Event.Generation > 0 {
+			// A discovered placement becomes a managed one and goes on: its
+			// ports are looked at first (ENA-1).
+			a.keepTargets(targets, workload)
+			continue
+		}
+		if !known && (missing != "" || looking) {
 			p.Event.Ready, p.Event.State, p.Event.Reason = false, placement.StateStarting, cmp.Or(missing, "it was not looked at yet")
 			waiting = append(waiting, p.Event)
 			if missing != "" {
@@ -279,6 +321,12 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 		}
 		if !known || again || !alike(before, p.Event) {
 			changed = append(changed, a.stamp(p.Event))
+		}
+	}
+	for workload, m := range managed {
+		if !m.Looked { // nothing changes by that
+			present[workload] = true
+			a.keepTargets(targets, workload)
 		}
 	}
 	a.whole = a.whole || snapshot.Complete
@@ -294,7 +342,7 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 		status.Docker = snapshot.Err.Error()
 	}
 	err := a.announce(ctx, changed, waiting, targets, status)
-	a.takeStock(snapshot)
+	a.takeStock(snapshot, managed)
 	return err
 }
 
@@ -320,11 +368,14 @@ func (a *Agent) certificate(ctx context.Context, helpers *sync.WaitGroup, worklo
 // unseen reports whether a container or a port of a new placement was not
 // looked at yet. That takes a moment, and without it a restart of the agent
 // would announce every placement as not ready.
-func unseen(p discovery.Placement, snapshot []docker.Container, containers []discovery.Container) bool {
+func unseen(p discovery.Placement, snapshot []docker.Container, containers []discovery.Container, managed map[string]discovery.Managed) bool {
+	m, owned := managed[p.Event.Workload]
+	missing := owned && m.Container != ""
 	for i, c := range containers {
-		if c.Labels[discovery.LabelWorkload] != p.Event.Workload {
+		if owned && c.ID != m.Container || !owned && c.Labels[discovery.LabelWorkload] != p.Event.Workload {
 			continue
 		}
+		missing = false
 		if snapshot[i].Pending {
 			return true
 		}
@@ -337,8 +388,25 @@ func unseen(p discovery.Placement, snapshot []docker.Container, containers []dis
 			}
 		}
 	}
-	return false
+	return missing
 }
+
+// keepTargets takes over where the links of a workload lead now.
+func (a *Agent) keepTargets(targets map[placement.LinkID][]netip.AddrPort, workload string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for link, addrs := range a.targets {
+		if link.Placement.Workload == workload {
+			targets[link] = addrs
+		}
+	}
+}
+
+// unmanaged is a node without managed workloads.
+type unmanaged struct{}
+
+func (unmanaged) Managed() (map[string]discovery.Managed, bool) { return nil, true }
+func (unmanaged) Owned(string) bool                             { return false }
 
 // announce hands the changed events to everybody who wants them.
 func (a *Agent) announce(ctx context.Context, changed, waiting []placement.Event, targets map[placement.LinkID][]netip.AddrPort, status Status) error {
@@ -392,6 +460,7 @@ func removed(id placement.ID, before placement.Event) placement.Event {
 	}
 	return placement.Event{
 		Workload: id.Workload, Node: id.Node, Placement: id.String(), Kind: kind, Ports: before.Ports,
+		Generation: before.Generation, Epoch: before.Epoch,
 		Role: placement.RoleStopped, State: placement.StateRemoved, Reason: "its containers were removed",
 	}
 }

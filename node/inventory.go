@@ -33,10 +33,24 @@ func (a *Agent) Inventory() (bus.Inventory, bool) {
 }
 
 // takeStock follows a reconcile: it says which containers are announced.
-func (a *Agent) takeStock(s docker.Snapshot) {
-	all := inventory(s.Listed, func(workload string) bool {
-		e, known := a.announced[workload]
-		return known && e.State != placement.StateRemoved
+func (a *Agent) takeStock(s docker.Snapshot, managed map[string]discovery.Managed) {
+	owned := map[string]string{}
+	for workload, m := range managed {
+		owned[m.Container] = workload
+	}
+	all := inventory(s.Listed, func(l docker.Listed) string {
+		workload, ours := owned[l.ID]
+		if !ours {
+			spec, err := discovery.ParseLabels(l.Labels)
+			if _, other := managed[spec.Workload]; err != nil || other {
+				return ""
+			}
+			workload = spec.Workload
+		}
+		if e, known := a.announced[workload]; !known || e.State == placement.StateRemoved {
+			return ""
+		}
+		return workload
 	})
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -51,7 +65,7 @@ type listedContainer struct {
 
 // inventory groups containers by Compose project, within the bounds. What is
 // announced, then what runs, is the last to be left out.
-func inventory(found []docker.Listed, announced func(workload string) bool) bus.Inventory {
+func inventory(found []docker.Listed, announced func(docker.Listed) string) bus.Inventory {
 	all := make([]listedContainer, 0, len(found))
 	for _, l := range found {
 		all = append(all, listedContainer{describe(l, announced), clip(l.Labels[discovery.LabelComposeProject])})
@@ -105,13 +119,10 @@ func inventory(found []docker.Listed, announced func(workload string) bool) bus.
 	return inv
 }
 
-func describe(l docker.Listed, announced func(workload string) bool) bus.InventoryContainer {
+func describe(l docker.Listed, announced func(docker.Listed) string) bus.InventoryContainer {
 	c := bus.InventoryContainer{
 		Name: clip(l.Name), Service: clip(l.Labels[discovery.LabelComposeService]), Image: clip(l.Image),
-		State: clip(l.State), Health: l.Health, Ports: []bus.InventoryPort{},
-	}
-	if spec, err := discovery.ParseLabels(l.Labels); err == nil && announced(spec.Workload) {
-		c.Workload = spec.Workload
+		State: clip(l.State), Health: l.Health, Ports: []bus.InventoryPort{}, Workload: announced(l),
 	}
 	for _, p := range l.Ports {
 		if len(c.Ports) == maxListedPorts {

@@ -8,12 +8,17 @@ import (
 
 	"github.com/opfield/availability/node/discovery"
 	"github.com/opfield/availability/node/docker"
+	"github.com/opfield/availability/placement"
 )
 
 // watchPortsLocked starts and ends probes so that exactly the ports of
 // running containers are watched, and returns the containers with what the
 // probes found. The mutex is held.
-func (a *Agent) watchPortsLocked(ctx context.Context, helpers *sync.WaitGroup, snapshot []docker.Container) []discovery.Container {
+func (a *Agent) watchPortsLocked(ctx context.Context, helpers *sync.WaitGroup, snapshot []docker.Container, managed map[string]discovery.Managed) []discovery.Container {
+	byID := map[string][]placement.Port{}
+	for _, m := range managed {
+		byID[m.Container] = m.Ports
+	}
 	wanted := map[probeKey]bool{}
 	containers := make([]discovery.Container, len(snapshot))
 	for i, c := range snapshot {
@@ -21,12 +26,16 @@ func (a *Agent) watchPortsLocked(ctx context.Context, helpers *sync.WaitGroup, s
 		if c.Status != discovery.Running || !c.Addr.IsValid() {
 			continue
 		}
-		spec, err := discovery.ParseLabels(c.Labels)
-		if err != nil {
-			continue // Fold warns of it
+		ports, ours := byID[c.ID]
+		if !ours {
+			spec, err := discovery.ParseLabels(c.Labels)
+			if err != nil {
+				continue // Fold warns of it
+			}
+			ports = spec.Ports
 		}
 		containers[i].Ports = map[uint16]discovery.PortState{}
-		for _, port := range spec.Ports {
+		for _, port := range ports {
 			key := probeKey{
 				container: c.ID, startedAt: c.StartedAt, addr: netip.AddrPortFrom(c.Addr, port.Port),
 				passive: c.Health != discovery.NoCheck,

@@ -21,6 +21,7 @@ import (
 	"github.com/opfield/availability/identity"
 	"github.com/opfield/availability/node"
 	"github.com/opfield/availability/node/accept"
+	"github.com/opfield/availability/node/carry"
 	noderegistry "github.com/opfield/availability/node/registry"
 	"github.com/opfield/availability/placement"
 	"github.com/opfield/availability/securelink"
@@ -43,6 +44,7 @@ type parts struct {
 	reg      *prometheus.Registry
 	conn     *bus.Conn
 	agent    *node.Agent
+	carrier  *carry.Carrier
 	acceptor *accept.Acceptor
 	links    *accept.Links
 	relays   *securelink.Relays
@@ -90,14 +92,36 @@ func (c *runCmd) Run(ctx context.Context) error {
 	if p.certs, err = p.id.Workloads(p.conn); err != nil {
 		return err
 	}
+	p.images, err = noderegistry.New(noderegistry.Config{Listen: c.RegistryListen, Logger: p.log, Registerer: p.reg, Dial: func(ctx context.Context) (net.Conn, error) {
+		return p.relays.DialService(ctx, placement.ServiceRegistry, p.id.ClientTLS(identity.ControllerName()))
+	}})
+	if err != nil {
+		return err
+	}
 	targets := &agentTargets{}
+	p.carrier, err = carry.New(carry.Config{
+		Node: p.id.Name().ID, File: filepath.Join(c.StateDir, "desired.json"), Engine: engine, Logger: p.log, Registry: p.images,
+		RegistryError: func() string {
+			if err := p.images.Check(ctx); err != nil {
+				return err.Error()
+			}
+			return ""
+		},
+		Health:  func(workload string) (placement.Event, bool) { return p.agent.Placement(workload) },
+		Streams: func(id placement.ID) int { return p.acceptor.StreamsOf(id) },
+		Changed: func() { p.agent.ManagedChanged() },
+	})
+	if err != nil {
+		return err
+	}
 	p.acceptor = accept.New(accept.Config{
-		TLS: p.id.ServesWorkloads(p.certs, identity.RoleIngress), Targets: targets, Drain: c.Drain, Logger: p.log, Registerer: p.reg,
+		TLS: p.id.ServesWorkloads(p.certs, identity.RoleIngress), Targets: targets, Drain: c.Drain, DrainOf: p.carrier.Drain,
+		Logger: p.log, Registerer: p.reg,
 	})
 	p.links = &accept.Links{Acceptor: p.acceptor, Relays: &securelink.LinkSet{}}
 	p.agent, err = node.New(node.Config{
 		Node: p.id.Name().ID, StateFile: filepath.Join(c.StateDir, "node.json"), Engine: engine,
-		Publisher: p.conn, Links: p.links, Certificates: p.certs, Logger: p.log, Registerer: p.reg,
+		Publisher: p.conn, Links: p.links, Certificates: p.certs, Managed: p.carrier, Logger: p.log, Registerer: p.reg,
 	})
 	if err != nil {
 		return err
@@ -109,12 +133,6 @@ func (c *runCmd) Run(ctx context.Context) error {
 		},
 		Instance: daemon.Instance(), Links: p.links.Relays, Accept: p.acceptor.Accept, Logger: p.log,
 	})
-	p.images, err = noderegistry.New(noderegistry.Config{Listen: c.RegistryListen, Logger: p.log, Registerer: p.reg, Dial: func(ctx context.Context) (net.Conn, error) {
-		return p.relays.DialService(ctx, placement.ServiceRegistry, p.id.ClientTLS(identity.ControllerName()))
-	}})
-	if err != nil {
-		return err
-	}
 	return c.work(ctx, p)
 }
 
@@ -158,6 +176,12 @@ func (c *runCmd) announce(ctx context.Context, p *parts, book *relayBook) error 
 		}))
 	})
 	g.Go(func() error { return daemon.Ended(p.conn.PublishInventory(ctx, p.agent.Inventory)) })
+	g.Go(func() error { return daemon.Ended(p.carrier.Run(ctx)) })
+	g.Go(func() error {
+		return daemon.Ended(p.conn.FollowDesired(ctx, func(all map[string]placement.Desired) { p.carrier.SetDesired(ctx, all) }))
+	})
+	g.Go(func() error { return daemon.Ended(p.conn.PublishReport(ctx, p.carrier.Report)) })
+	g.Go(func() error { return daemon.Ended(p.conn.AnswerInspect(ctx, p.carrier.Capture)) })
 	g.Go(func() error {
 		return c.ServeMetrics(ctx, p.reg, func() error {
 			if s := p.agent.Status(); s.Docker != "ok" {

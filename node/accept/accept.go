@@ -44,9 +44,11 @@ type Targets interface {
 type Config struct {
 	// TLS serves the certificate of the workload that SNI names and requires
 	// the certificate of a caller that may use links.
-	TLS        *tls.Config
-	Targets    Targets
-	Drain      time.Duration // how long streams of a closed link may go on, default 30 s
+	TLS     *tls.Config
+	Targets Targets
+	Drain   time.Duration // how long streams of a closed link may go on, default 30 s
+	// DrainOf is the Drain of one placement, if it has its own; nil: none has.
+	DrainOf    func(placement.ID) (time.Duration, bool)
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer
 }
@@ -124,7 +126,7 @@ func (a *Acceptor) Apply(records []securelink.Record) {
 	now := time.Now()
 	for id, r := range old {
 		if r.Serves() && !next[id].Serves() {
-			a.drains[id] = now.Add(a.cfg.Drain)
+			a.drains[id] = now.Add(a.drain(id.Placement))
 			a.nudgeLocked(id)
 		}
 	}
@@ -133,6 +135,15 @@ func (a *Acceptor) Apply(records []securelink.Record) {
 			delete(a.drains, id)
 		}
 	}
+}
+
+func (a *Acceptor) drain(id placement.ID) time.Duration {
+	if a.cfg.DrainOf != nil {
+		if d, own := a.cfg.DrainOf(id); own {
+			return d
+		}
+	}
+	return a.cfg.Drain
 }
 
 // Run ends the streams of closed links until ctx is done.
@@ -186,6 +197,19 @@ func (a *Acceptor) Streams() int {
 	n := 0
 	for _, s := range a.streams {
 		n += len(s)
+	}
+	return n
+}
+
+// StreamsOf returns the number of running streams of a placement.
+func (a *Acceptor) StreamsOf(id placement.ID) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	n := 0
+	for link, s := range a.streams {
+		if link.Placement == id {
+			n += len(s)
+		}
 	}
 	return n
 }

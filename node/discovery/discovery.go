@@ -68,6 +68,20 @@ type Container struct {
 	Ports   map[uint16]PortState
 }
 
+// Managed is what is known of a workload that is carried out on the node: only
+// one container of it counts, whatever the labels say.
+type Managed struct {
+	Container  string // id; empty: there is none
+	Looked     bool   // Container was found out, not only not known yet
+	Kind       placement.Kind
+	Generation uint64
+	Epoch      uint64
+	Role       placement.Role // empty: what its state says
+	Ports      []placement.Port
+	Kept       bool   // it is announced without a container, too
+	Note       string // what is being repaired, for people
+}
+
 // Placement is one placement and where its ports lead.
 type Placement struct {
 	// Event is the present state, without sequence and time.
@@ -86,11 +100,31 @@ type member struct {
 }
 
 // Fold returns the placements of the node, sorted by workload, and what is
-// wrong with containers that are left out, sorted.
-func Fold(node string, containers []Container) ([]Placement, []string) {
+// wrong with containers that are left out, sorted. managed is by workload; one
+// that was not looked at yet is left out.
+func Fold(node string, containers []Container, managed map[string]Managed) ([]Placement, []string) {
 	var warnings []string
 	groups := map[string][]member{}
+	byID := map[string]string{}
+	for workload, m := range managed {
+		if m.Looked && m.Container != "" {
+			byID[m.Container] = workload
+		}
+		if m.Looked && m.Kept {
+			groups[workload] = nil
+		}
+	}
 	for _, c := range containers {
+		if workload, ok := byID[c.ID]; ok {
+			m := member{Container: c, spec: Spec{Workload: workload, Ports: managed[workload].Ports}}
+			m.state, m.why = c.state(m.spec)
+			m.ready = m.state == placement.StateRunning
+			groups[workload] = []member{m}
+			continue
+		}
+		if _, ok := managed[c.Labels[LabelWorkload]]; ok {
+			continue
+		}
 		if _, ok := c.Labels[LabelWorkload]; !ok {
 			continue
 		}
@@ -106,7 +140,16 @@ func Fold(node string, containers []Container) ([]Placement, []string) {
 	}
 	var found []Placement
 	for _, workload := range slices.Sorted(maps.Keys(groups)) {
-		p, warning := fold(placement.ID{Workload: workload, Node: node}, groups[workload])
+		id := placement.ID{Workload: workload, Node: node}
+		m, known := managed[workload]
+		if known && len(groups[workload]) == 0 {
+			found = append(found, empty(id, m))
+			continue
+		}
+		p, warning := fold(id, groups[workload])
+		if known {
+			p.Event = m.over(p.Event)
+		}
 		found = append(found, p)
 		if warning != "" {
 			warnings = append(warnings, warning)
@@ -114,6 +157,30 @@ func Fold(node string, containers []Container) ([]Placement, []string) {
 	}
 	slices.Sort(warnings)
 	return found, warnings
+}
+
+// empty is a managed placement without a container.
+func empty(id placement.ID, m Managed) Placement {
+	e := placement.Event{
+		Workload: id.Workload, Node: id.Node, Placement: id.String(), Kind: m.Kind, Role: m.Role, State: placement.StateStopped,
+		Reason: "it has no container", Ports: m.Ports,
+	}
+	if m.Role == "" {
+		e.Role = placement.RoleStopped
+	}
+	return Placement{Event: m.over(e), Targets: map[uint16][]netip.AddrPort{}}
+}
+
+// over writes what is managed over what the containers alone say.
+func (m Managed) over(e placement.Event) placement.Event {
+	e.Kind, e.Generation, e.Epoch = m.Kind, m.Generation, m.Epoch
+	if m.Role != "" && (m.Role != placement.RoleServing || e.Role == placement.RoleStandby) {
+		e.Role = m.Role
+	}
+	if m.Note != "" && !e.Ready {
+		e.Reason = limit(strings.Trim(e.Reason+"; "+m.Note, "; "))
+	}
+	return e
 }
 
 // fold makes one placement of all containers of a workload on the node.

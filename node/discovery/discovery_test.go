@@ -98,7 +98,7 @@ func TestFold(t *testing.T) { // DSC-1, RDY-1
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			for range 8 {
-				found, warnings := discovery.Fold("node-1", test.containers)
+				found, warnings := discovery.Fold("node-1", test.containers, nil)
 				if test.want == "" {
 					require.Empty(t, found)
 				} else {
@@ -167,6 +167,6 @@ func TestParseLabels_Ports(t *testing.T) {
 }
 
 func TestFold_ComposeService(t *testing.T) {
-	found, _ := discovery.Fold("node-1", []discovery.Container{web(label("com.docker.compose.project", "shop"))})
+	found, _ := discovery.Fold("node-1", []discovery.Container{web(label("com.docker.compose.project", "shop"))}, nil)
 	require.Equal(t, placement.KindCompose, found[0].Event.Kind)
 }

@@ -64,7 +64,7 @@ func (e *entry) apply(m events.Message, now time.Time) time.Duration {
 			e.c.Health = discovery.Checking
 		}
 	case events.ActionKill:
-		switch sig := parseSignal(m.Actor.Attributes["signal"]); sig {
+		switch sig := ParseSignal(m.Actor.Attributes["signal"]); sig {
 		case syscall.SIGKILL:
 			// Until it is dead the engine still calls it running.
 			e.c.Suspect, e.hold = "it was killed", now.Add(killedHold)
@@ -112,7 +112,7 @@ func (e *entry) learn(i inspection, lost, now time.Time) bool {
 	if e.c.Stopping && e.c.Status == discovery.Running && now.Sub(e.stopSince) > forgetStopAfter {
 		e.c.Stopping = false
 	}
-	if e.stopSignal = parseSignal(f.Config.StopSignal); e.stopSignal == 0 {
+	if e.stopSignal = ParseSignal(f.Config.StopSignal); e.stopSignal == 0 {
 		e.stopSignal = syscall.SIGTERM
 	}
 	e.c.Health = health(f, e.startedAt, lost)
@@ -200,8 +200,8 @@ func health(f container.InspectResponse, startedAt, lost time.Time) discovery.He
 	return discovery.Checking
 }
 
-// address is where the container's ports are reached from the node itself.
-func address(ctx context.Context, engine Engine, f container.InspectResponse) netip.Addr {
+// Address is where the container's ports are reached from the node itself.
+func Address(ctx context.Context, engine Inspector, f container.InspectResponse) netip.Addr {
 	if f.ContainerJSONBase != nil && f.HostConfig != nil {
 		switch mode := f.HostConfig.NetworkMode; {
 		case mode.IsHost():
@@ -211,7 +211,7 @@ func address(ctx context.Context, engine Engine, f container.InspectResponse) ne
 			if err != nil || other.HostConfig == nil || other.HostConfig.NetworkMode.IsContainer() {
 				return netip.Addr{} // it shows as "no network address", and the next look tries again
 			}
-			return address(ctx, engine, other)
+			return Address(ctx, engine, other)
 		}
 	}
 	if f.NetworkSettings == nil {
@@ -234,8 +234,8 @@ func address(ctx context.Context, engine Engine, f container.InspectResponse) ne
 	return netip.Addr{}
 }
 
-// parseSignal reads "15", "TERM" or "SIGTERM"; zero if it is none of them.
-func parseSignal(text string) syscall.Signal {
+// ParseSignal reads "15", "TERM" or "SIGTERM"; zero if it is none of them.
+func ParseSignal(text string) syscall.Signal {
 	text = strings.ToUpper(strings.TrimSpace(text))
 	if n, err := strconv.Atoi(text); err == nil {
 		return syscall.Signal(n)

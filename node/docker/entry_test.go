@@ -78,7 +78,7 @@ func TestParseSignal(t *testing.T) {
 		"15": syscall.SIGTERM, "9": syscall.SIGKILL, "TERM": syscall.SIGTERM, "sigquit": syscall.SIGQUIT, "SIGUSR1": syscall.SIGUSR1,
 		"": 0, "NOPE": 0,
 	} {
-		require.Equal(t, want, parseSignal(text), text)
+		require.Equal(t, want, ParseSignal(text), text)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestAddress(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			want, _ := netip.ParseAddr(test.want)
-			require.Equal(t, want, address(context.Background(), engine, test.found))
+			require.Equal(t, want, Address(context.Background(), engine, test.found))
 		})
 	}
 }

@@ -1,5 +1,6 @@
-// Package docker follows the labelled containers of a Docker engine and keeps
-// a snapshot of them for discovery, and lists all the others beside them.
+// Package docker follows the labelled and the managed containers of a Docker
+// engine and keeps a snapshot of them for discovery, and lists all the others
+// beside them.
 //
 // Events make it fast, full lists make it right: one follows every connection
 // to the engine and every 30 s. Each call has a deadline and its own
@@ -33,7 +34,12 @@ type Engine interface {
 	Events(context.Context, events.ListOptions) (<-chan events.Message, <-chan error)
 }
 
-// Container is a labelled container and the start it belongs to: what was
+// Inspector is the part of an Engine that describes one container.
+type Inspector interface {
+	ContainerInspect(context.Context, string) (container.InspectResponse, error)
+}
+
+// Container is a watched container and the start it belongs to: what was
 // found out about an earlier start does not count.
 type Container struct {
 	discovery.Container
@@ -58,6 +64,9 @@ type Config struct {
 	// Changed is called with every new snapshot, from one goroutine. The
 	// first call follows the first complete list, or the first error.
 	Changed func(Snapshot)
+	// Owned reports whether a container is watched although it has no label;
+	// nil: none. It may be called at any time.
+	Owned func(id string) bool
 }
 
 // Watcher follows one engine.
@@ -69,12 +78,13 @@ type Watcher struct {
 	events    chan events.Message
 	listed    chan list
 	inspected chan inspection
-	due       chan string // container ids to look at again
+	due       chan string   // container ids to look at again
+	fresh     chan struct{} // capacity 1: Owned may say something else
 
 	// Owned by Run.
 	entries   map[string]*entry
 	complete  bool            // a whole list was read
-	waiting   map[string]bool // containers of the first list that were not answered yet
+	waiting   map[string]bool // containers that a list told of and that were not answered yet
 	listing   bool
 	listAgain bool
 	all       bool // the next list inspects every container
@@ -97,11 +107,28 @@ func New(config Config) (*Watcher, error) {
 	if config.Engine == nil || config.Logger == nil || config.Changed == nil {
 		return nil, errors.New("docker watcher: engine, logger and changed are required")
 	}
+	if config.Owned == nil {
+		config.Owned = func(string) bool { return false }
+	}
 	return &Watcher{
 		config: config, connected: make(chan error), events: make(chan events.Message),
-		listed: make(chan list), inspected: make(chan inspection), due: make(chan string),
+		listed: make(chan list), inspected: make(chan inspection), due: make(chan string), fresh: make(chan struct{}, 1),
 		entries: map[string]*entry{}, waiting: map[string]bool{},
 	}, nil
+}
+
+// Refresh looks which containers are watched now.
+func (w *Watcher) Refresh() {
+	select {
+	case w.fresh <- struct{}{}:
+	default:
+	}
+}
+
+// watched reports whether a container is labelled or owned.
+func (w *Watcher) watched(id string, labels map[string]string) bool {
+	_, labelled := labels[discovery.LabelWorkload]
+	return labelled || w.config.Owned(id)
 }
 
 // Run follows the engine until the context ends.
@@ -135,6 +162,8 @@ func (w *Watcher) Run(ctx context.Context) error {
 			w.learn(ctx, &wg, i)
 		case id := <-w.due:
 			w.inspect(ctx, &wg, id)
+		case <-w.fresh:
+			w.list(ctx, &wg)
 		}
 		if w.changed && (w.complete || w.err != nil) {
 			w.changed = false
@@ -239,18 +268,19 @@ func (w *Watcher) merge(ctx context.Context, wg *sync.WaitGroup, l list) {
 	}
 	there := map[string]bool{}
 	for _, s := range l.summaries {
-		if _, ours := s.Labels[discovery.LabelWorkload]; !ours {
+		if !w.watched(s.ID, s.Labels) {
 			continue
 		}
 		there[s.ID] = true
 		e := w.entries[s.ID]
-		if e == nil {
+		fresh := e == nil
+		if fresh {
 			e = newEntry(s)
 			w.entries[s.ID] = e
 			w.changed = true
 		}
 		if l.all || !e.agrees(s) {
-			if !w.complete {
+			if !w.complete || fresh {
 				w.waiting[s.ID] = true
 			}
 			w.inspect(ctx, wg, s.ID)
@@ -277,7 +307,7 @@ func (w *Watcher) event(ctx context.Context, wg *sync.WaitGroup, m events.Messag
 	}
 	e := w.entries[id]
 	if e == nil {
-		if _, ours := m.Actor.Attributes[discovery.LabelWorkload]; !ours || m.Action == events.ActionDestroy {
+		if !w.watched(id, m.Actor.Attributes) || m.Action == events.ActionDestroy {
 			return
 		}
 		e = newEntry(container.Summary{ID: id, Labels: m.Actor.Attributes, Names: []string{m.Actor.Attributes["name"]}})
@@ -319,7 +349,7 @@ func (w *Watcher) inspect(ctx context.Context, wg *sync.WaitGroup, id string) {
 		defer cancel()
 		i.found, i.err = w.config.Engine.ContainerInspect(call, id)
 		if i.err == nil {
-			i.addr = address(call, w.config.Engine, i.found)
+			i.addr = Address(call, w.config.Engine, i.found)
 		}
 		send(ctx, w.inspected, i)
 	})

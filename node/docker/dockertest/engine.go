@@ -5,26 +5,32 @@ package dockertest
 import (
 	"context"
 	"errors"
-	"fmt"
+	"io"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/network"
 )
 
-// Engine implements the node's docker.Engine.
+// Engine implements the engines of node/docker and node/carry.
 type Engine struct {
 	mu         sync.Mutex
 	containers map[string]*container.InspectResponse
 	streams    map[chan events.Message]chan error
-	hanging    map[string]chan struct{} // container ids whose inspection hangs
+	hanging    map[string]chan struct{} // container ids about which every call hangs
 	down       error
 	inspected  map[string]int
+
+	images   map[string]bool                  // on the node, by any name
+	pulls    map[string]func(io.Writer) error // how a reference is pulled
+	dying    map[string]bool                  // containers that end as soon as they start
+	starts   map[string][]time.Time
+	networks map[string]bool
+	created  int
 }
 
 // New returns an engine without containers.
@@ -32,6 +38,8 @@ func New() *Engine {
 	return &Engine{
 		containers: map[string]*container.InspectResponse{}, streams: map[chan events.Message]chan error{},
 		hanging: map[string]chan struct{}{}, inspected: map[string]int{},
+		images: map[string]bool{}, pulls: map[string]func(io.Writer) error{}, dying: map[string]bool{},
+		starts: map[string][]time.Time{}, networks: map[string]bool{},
 	}
 }
 
@@ -73,7 +81,7 @@ func (e *Engine) Remove(id string) {
 // Emit announces an event about a container; attributes are "key=value".
 func (e *Engine) Emit(id string, action events.Action, attributes ...string) {
 	e.mu.Lock()
-	m := events.Message{Type: events.ContainerEventType, Action: action, Actor: events.Actor{ID: id, Attributes: map[string]string{"name": id}}}
+	m := events.Message{Type: events.ContainerEventType, Action: action, TimeNano: time.Now().UnixNano(), Actor: events.Actor{ID: id, Attributes: map[string]string{"name": id}}}
 	if c := e.containers[id]; c != nil {
 		for key, value := range c.Config.Labels {
 			m.Actor.Attributes[key] = value
@@ -93,7 +101,7 @@ func (e *Engine) Emit(id string, action events.Action, attributes ...string) {
 	}
 }
 
-// Hang lets inspections of a container hang until Release.
+// Hang lets every call about a container hang until Release.
 func (e *Engine) Hang(id string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -127,7 +135,7 @@ func (e *Engine) Start() {
 }
 
 // ContainerList implements the engine.
-func (e *Engine) ContainerList(context.Context, container.ListOptions) ([]container.Summary, error) {
+func (e *Engine) ContainerList(_ context.Context, options container.ListOptions) ([]container.Summary, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.down != nil {
@@ -135,6 +143,9 @@ func (e *Engine) ContainerList(context.Context, container.ListOptions) ([]contai
 	}
 	var list []container.Summary
 	for id, c := range e.containers {
+		if !options.Filters.MatchKVList("label", c.Config.Labels) {
+			continue
+		}
 		list = append(list, container.Summary{
 			ID: id, Names: []string{c.Name}, Labels: c.Config.Labels, State: c.State.Status, Image: c.Config.Image,
 			Status: healthText(c.State.Health), Ports: ports(c.NetworkSettings),
@@ -178,27 +189,19 @@ func ports(s *container.NetworkSettings) []container.Port {
 // ContainerInspect implements the engine.
 func (e *Engine) ContainerInspect(ctx context.Context, id string) (container.InspectResponse, error) {
 	e.mu.Lock()
-	hang := e.hanging[id]
 	e.inspected[id]++
 	e.mu.Unlock()
-	if hang != nil {
-		select {
-		case <-ctx.Done():
-			return container.InspectResponse{}, ctx.Err()
-		case <-hang:
-		}
+	if err := e.pass(ctx, id); err != nil {
+		return container.InspectResponse{}, err
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.down != nil {
-		return container.InspectResponse{}, e.down
+	c, err := e.findLocked(id)
+	if err != nil {
+		return container.InspectResponse{}, err
 	}
-	c := e.containers[id]
-	if c == nil {
-		return container.InspectResponse{}, fmt.Errorf("container %s: %w", id, cerrdefs.ErrNotFound)
-	}
-	base, state := *c.ContainerJSONBase, *c.State
-	base.State = &state
+	base, state, host := *c.ContainerJSONBase, *c.State, *c.HostConfig
+	base.State, base.HostConfig = &state, &host
 	return container.InspectResponse{ContainerJSONBase: &base, Config: c.Config, NetworkSettings: c.NetworkSettings}, nil
 }
 

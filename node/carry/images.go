@@ -1,0 +1,210 @@
+package carry
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"strings"
+	"time"
+
+	cerrdefs "github.com/containerd/errdefs"
+	"github.com/docker/docker/api/types/image"
+
+	"github.com/opfield/availability/placement"
+)
+
+var (
+	errRegistry = errors.New("the internal registry is not reached")
+	errStalled  = errors.New("no progress")
+	errDigest   = errors.New("docker did not tell the digest of what it pushed")
+)
+
+// images pulls from the internal registry and pushes into it.
+type images struct {
+	engine   Engine
+	registry Registry // nil: there is none yet
+	node     string
+	logger   *slog.Logger
+}
+
+// find returns how an image is called here, or "" if it is not on the node. An
+// image under another name is the same by its configuration (IMG-2).
+func (i *images) find(ctx context.Context, img placement.Image) (string, error) {
+	var names []string
+	if ref := i.reference(img); ref != "" {
+		names = append(names, ref)
+	}
+	if img.Config != "" {
+		names = append(names, img.Config)
+	}
+	for _, name := range names {
+		_, err := i.inspect(ctx, name)
+		if err == nil {
+			return name, nil
+		}
+		if !cerrdefs.IsNotFound(err) {
+			return "", err
+		}
+	}
+	return "", nil
+}
+
+func (i *images) reference(img placement.Image) string {
+	if i.registry == nil {
+		return ""
+	}
+	return i.registry.Reference(img)
+}
+
+func (i *images) inspect(ctx context.Context, name string) (image.InspectResponse, error) {
+	return within(ctx, inspectLimit, "inspect image", func(ctx context.Context) (image.InspectResponse, error) {
+		return i.engine.ImageInspect(ctx, name)
+	})
+}
+
+// pull gets an image from the internal registry. However long it takes, only
+// standing still fails it.
+func (i *images) pull(ctx context.Context, img placement.Image) (string, error) {
+	ref := i.reference(img)
+	if ref == "" {
+		return "", fault(placement.CodeRegistryAway, errRegistry)
+	}
+	err := i.watched(ctx, func(ctx context.Context) (io.ReadCloser, error) {
+		return i.engine.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: i.registry.Auth()})
+	}, nil)
+	if err != nil {
+		return "", pullFault(fmt.Errorf("pull %s@%s: %w", img.Repository, img.Digest, err))
+	}
+	return ref, nil
+}
+
+// pullFault tells an image that is not there from a registry that is not.
+func pullFault(err error) error {
+	if _, ok := errors.AsType[*faulty](err); ok {
+		return err
+	}
+	switch text := strings.ToLower(err.Error()); {
+	case strings.Contains(text, "no matching manifest") || strings.Contains(text, "does not match the specified platform"):
+		return final(placement.CodeImagePlatform, err)
+	case cerrdefs.IsNotFound(err) || strings.Contains(text, "not found") || strings.Contains(text, "manifest unknown"):
+		return fault(placement.CodeImagePull, err)
+	default:
+		for _, away := range []string{"connection refused", "connection reset", "eof", "timeout", "no route", "unavailable", "bad gateway", "broken pipe"} {
+			if strings.Contains(text, away) {
+				return fault(placement.CodeRegistryAway, err)
+			}
+		}
+	}
+	return fault(placement.CodeImagePull, err)
+}
+
+// line is one line of Docker's progress.
+type line struct {
+	Error string          `json:"error"`
+	Aux   json.RawMessage `json:"aux"`
+}
+
+// watched reads the progress of a pull or push to its end.
+func (i *images) watched(ctx context.Context, begin func(context.Context) (io.ReadCloser, error), aux func(json.RawMessage)) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	stall := time.AfterFunc(stallLimit, func() { cancel(fmt.Errorf("%w for %v", errStalled, stallLimit)) })
+	defer stall.Stop()
+	body, err := begin(ctx)
+	if err == nil {
+		defer body.Close()
+		for dec := json.NewDecoder(body); err == nil; {
+			var l line
+			if err = dec.Decode(&l); err != nil {
+				break
+			}
+			stall.Reset(stallLimit)
+			if l.Error != "" {
+				return errors.New(l.Error)
+			}
+			if len(l.Aux) > 0 && aux != nil {
+				aux(l.Aux)
+			}
+		}
+	}
+	switch cause := context.Cause(ctx); {
+	case errors.Is(err, io.EOF) && cause == nil:
+		return nil
+	case errors.Is(cause, errStalled):
+		return fault(placement.CodeDaemonBusy, cause)
+	case cause != nil:
+		return cause
+	default:
+		return err
+	}
+}
+
+// mirror pushes an image of this node into the internal registry (IMG-1).
+func (i *images) mirror(ctx context.Context, m placement.Mirror) (placement.Image, error) {
+	target := i.reference(placement.Image{Repository: m.Repository})
+	if target == "" {
+		return placement.Image{}, fault(placement.CodeRegistryAway, errRegistry)
+	}
+	var pulled error
+	if !strings.HasPrefix(m.Source, "sha256:") { // a moved tag counts as it is now
+		pulled = i.watched(ctx, func(ctx context.Context) (io.ReadCloser, error) {
+			return i.engine.ImagePull(ctx, m.Source, image.PullOptions{})
+		}, nil)
+		if ctx.Err() != nil {
+			return placement.Image{}, ctx.Err()
+		}
+	}
+	source, err := i.inspect(ctx, m.Source)
+	if cerrdefs.IsNotFound(err) {
+		if pulled != nil {
+			return placement.Image{}, final(placement.CodeImageMirror, fmt.Errorf("image %s is not on node %s and cannot be pulled: %w", m.Source, i.node, pulled))
+		}
+		return placement.Image{}, final(placement.CodeImageMirror, fmt.Errorf("image %s is not on node %s any more", m.Source, i.node))
+	}
+	if err != nil {
+		return placement.Image{}, err
+	}
+	tag := fmt.Sprintf("%s:mirror-%s-%x", target, i.node, sha256.Sum256([]byte(source.ID)))[:len(target)+len(":mirror--")+len(i.node)+12]
+	if err := do(ctx, changeLimit, "tag image", func(ctx context.Context) error { return i.engine.ImageTag(ctx, source.ID, tag) }); err != nil {
+		return placement.Image{}, err
+	}
+	defer i.untag(context.WithoutCancel(ctx), source.ID, tag)
+	digest := ""
+	err = i.watched(ctx, func(ctx context.Context) (io.ReadCloser, error) {
+		return i.engine.ImagePush(ctx, tag, image.PushOptions{RegistryAuth: i.registry.Auth()})
+	}, func(aux json.RawMessage) {
+		var pushed struct{ Digest string }
+		if json.Unmarshal(aux, &pushed) == nil && pushed.Digest != "" {
+			digest = pushed.Digest
+		}
+	})
+	if err == nil && digest == "" {
+		err = errDigest
+	}
+	if err != nil {
+		if _, ok := errors.AsType[*faulty](err); ok {
+			return placement.Image{}, err
+		}
+		return placement.Image{}, fault(placement.CodeImageMirror, fmt.Errorf("push %s into the internal registry: %w", m.Repository, err))
+	}
+	return i.described(ctx, target, placement.Image{Repository: m.Repository, Digest: digest}, source)
+}
+
+// untag removes the temporary name, unless it is the only one: the image would
+// go with it.
+func (i *images) untag(ctx context.Context, id, tag string) {
+	found, err := i.inspect(ctx, id)
+	if err == nil && len(found.RepoTags) > 1 {
+		err = do(ctx, removeLimit, "remove temporary tag", func(ctx context.Context) error {
+			_, err := i.engine.ImageRemove(ctx, tag, image.RemoveOptions{})
+			return err
+		})
+	}
+	if err != nil {
+		i.logger.Warn("temporary tag not removed", "tag", tag, "err", err)
+	}
+}
