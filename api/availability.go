@@ -55,15 +55,16 @@ type OperationList struct {
 	Operations []policy.Operation `json:"operations"` // running and queued first, then the history, newest first
 }
 
-// named is a request about one workload.
+// named is a request about one workload. It is not embedded: the framework
+// does not look into unexported fields.
 type named struct {
 	Workload string `path:"workload" doc:"Name of the workload."`
 }
 
 // operationOf is a request about one operation of a workload.
 type operationOf struct {
-	named
-	ID string `path:"id" doc:"Id of the operation."`
+	Workload string `path:"workload" doc:"Name of the workload."`
+	ID       string `path:"id" doc:"Id of the operation."`
 }
 
 // accepted is the answer to every change: it is stored, not done. (MOD-5)
@@ -76,9 +77,9 @@ type accepted struct {
 type found[T any] struct{ Body T }
 
 type getPolicy struct {
-	named
-	Wait int    `query:"wait" doc:"Seconds to wait for a change of what If-None-Match names; at most 15 count." minimum:"0"`
-	Have string `header:"If-None-Match" doc:"ETag of the version that is known; 304 if it is still so."`
+	Workload string `path:"workload" doc:"Name of the workload."`
+	Wait     int    `query:"wait" doc:"Seconds to wait for a change of what If-None-Match names; at most 15 count." minimum:"0"`
+	Have     string `header:"If-None-Match" doc:"ETag of the version that is known; 304 if it is still so."`
 }
 
 type gotPolicy struct {
@@ -114,15 +115,15 @@ func (s *Server) availabilityRoutes(a huma.API) {
 	register(s, a, call{http.MethodGet, "/v1/availability/{workload}", "get-availability", "One policy; with wait, at its next change", ""}, s.getPolicy)
 	order(s, a, call{http.MethodPut, "/v1/availability/{workload}/settings", "replace-settings", "Replace the settings; what is absent gets its default", policy.CodeSettings},
 		func(ctx context.Context, in *struct {
-			named
-			Body SettingsChange
+			Workload string `path:"workload" doc:"Name of the workload."`
+			Body     SettingsChange
 		}) (string, policy.Operation, error) {
 			return s.update(ctx, in.Workload, in.Body.settings())
 		})
 	order(s, a, call{http.MethodPatch, "/v1/availability/{workload}/settings", "change-settings", "Change the settings that are given; the others stay", policy.CodeSettings},
 		func(ctx context.Context, in *struct {
-			named
-			Body SettingsChange
+			Workload string `path:"workload" doc:"Name of the workload."`
+			Body     SettingsChange
 		}) (string, policy.Operation, error) {
 			view, ok := s.Availability.Get(in.Workload)
 			if !ok {
@@ -132,16 +133,16 @@ func (s *Server) availabilityRoutes(a huma.API) {
 		})
 	order(s, a, call{http.MethodPost, "/v1/availability/{workload}/rollout", "roll-out", "Bring a new version to every copy", policy.CodeChangeInvalid},
 		func(ctx context.Context, in *struct {
-			named
-			Body policy.Change
+			Workload string `path:"workload" doc:"Name of the workload."`
+			Body     policy.Change
 		}) (string, policy.Operation, error) {
 			op, err := s.Availability.Rollout(ctx, in.Workload, in.Body)
 			return in.Workload, op, err
 		})
 	order(s, a, call{http.MethodPost, "/v1/availability/{workload}/disable", "disable-availability", "Give the policy up and keep one placement", policy.CodeConfirmation},
 		func(ctx context.Context, in *struct {
-			named
-			Body DisableOrder
+			Workload string `path:"workload" doc:"Name of the workload."`
+			Body     DisableOrder
 		}) (string, policy.Operation, error) {
 			op, err := s.Availability.Disable(ctx, in.Workload, policy.DisableRequest(in.Body))
 			return in.Workload, op, err
@@ -258,7 +259,7 @@ func (s *Server) nodeRoutes(a huma.API) {
 	}
 	register(s, a, call{http.MethodPut, "/v1/nodes/{node}/name", "rename-node", "Set the name under which the node is shown; its id stays", ""},
 		func(ctx context.Context, in *struct {
-			nodeOf
+			Node string `path:"node" doc:"Id of the node."`
 			Body NodeName
 		}) (*struct{}, error) {
 			err := s.Availability.RenameNode(ctx, in.Node, in.Body.Name)
