@@ -61,8 +61,8 @@ func (p progress) over() bool {
 	return p.Operation.Status.Over() || p.Operation.Status == policy.CleanupPending
 }
 
-// update is news about an operation; err is a controller that is away.
-type update struct {
+// bulletin is news about an operation; err is a controller that is away.
+type bulletin struct {
 	progress progress
 	err      error
 }
@@ -72,7 +72,7 @@ type update struct {
 func (s *session) follow(workload string, op policy.Operation) error {
 	id := op.ID
 	ctx, stop := context.WithCancel(s.ctx)
-	news := make(chan update)
+	news := make(chan bulletin)
 	failed := make(chan error, 1)
 	go func() {
 		defer close(news)
@@ -128,7 +128,7 @@ func ended(p progress, workload string) error {
 }
 
 // watchOperation sends every change of an operation until it is over.
-func (c *client) watchOperation(ctx context.Context, workload string, op policy.Operation, news chan<- update) error {
+func (c *client) watchOperation(ctx context.Context, workload string, op policy.Operation, news chan<- bulletin) error {
 	last := progress{Operation: op}
 	var have string
 	for {
@@ -139,7 +139,7 @@ func (c *client) watchOperation(ctx context.Context, workload string, op policy.
 		case errors.Is(err, errAway), isAway(err):
 			have = ""
 			select {
-			case news <- update{err: err}:
+			case news <- bulletin{err: err}:
 			case <-ctx.Done():
 				return nil
 			}
@@ -156,7 +156,7 @@ func (c *client) watchOperation(ctx context.Context, workload string, op policy.
 		}
 		have, last = tag, p
 		select {
-		case news <- update{progress: p}:
+		case news <- bulletin{progress: p}:
 		case <-ctx.Done():
 			return nil
 		}

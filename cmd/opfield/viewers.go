@@ -118,7 +118,7 @@ func (p progress) lines(now time.Time, width int) []string {
 	}
 	out = append(out, fmt.Sprintf("  %s %d %%", bar(p.Operation.Progress), p.Operation.Progress))
 	for _, d := range p.details(now) {
-		out = append(out, "  "+d)
+		out = append(out, wrap(strings.Fields(printable(d)), width)...)
 	}
 	for _, pl := range p.Placements {
 		out = append(out, "  "+placementLine(pl))
