@@ -103,7 +103,7 @@ func (s *Server) availabilityRoutes(a huma.API) {
 		func(ctx context.Context, in *struct{ Body EnableOrder }) (string, policy.Operation, error) {
 			req, err := in.Body.request()
 			if err != nil {
-				return "", policy.Operation{}, err
+				return req.Workload, policy.Operation{}, err
 			}
 			op, err := s.Availability.Enable(ctx, req)
 			return req.Workload, op, err
@@ -118,6 +118,8 @@ func (s *Server) availabilityRoutes(a huma.API) {
 			Workload string `path:"workload" doc:"Name of the workload."`
 			Body     SettingsChange
 		}) (string, policy.Operation, error) {
+			s.write.Lock()
+			defer s.write.Unlock()
 			return s.update(ctx, in.Workload, in.Body.settings())
 		})
 	order(s, a, call{http.MethodPatch, "/v1/availability/{workload}/settings", "change-settings", "Change the settings that are given; the others stay", policy.CodeSettings},
@@ -125,9 +127,11 @@ func (s *Server) availabilityRoutes(a huma.API) {
 			Workload string `path:"workload" doc:"Name of the workload."`
 			Body     SettingsChange
 		}) (string, policy.Operation, error) {
+			s.write.Lock() // of two changes at once none gets lost
+			defer s.write.Unlock()
 			view, ok := s.Availability.Get(in.Workload)
 			if !ok {
-				return "", policy.Operation{}, notEnabled(in.Workload)
+				return in.Workload, policy.Operation{}, notEnabled(in.Workload)
 			}
 			return s.update(ctx, in.Workload, in.Body.over(view.Settings))
 		})
@@ -177,7 +181,7 @@ func notEnabled(workload string) error {
 
 func (s *Server) update(ctx context.Context, workload string, settings policy.Settings) (string, policy.Operation, error) {
 	if err := valid(settings); err != nil {
-		return "", policy.Operation{}, err
+		return workload, policy.Operation{}, err
 	}
 	op, err := s.Availability.Update(ctx, workload, settings)
 	return workload, op, err

@@ -136,7 +136,7 @@ func TestAvailability_EnableToDisable(t *testing.T) { // API-1, MOD-5, DIS-1, OP
 
 	text := log.String()
 	require.Contains(t, text, `"request":"enable-availability","workload":"web","operation":"web-1"`) // OBS-2
-	require.Contains(t, text, `"path":"/v1/availability/web/disable","code":"AVAILABILITY_SURVIVOR_REQUIRED"`)
+	require.Contains(t, text, `"path":"/v1/availability/web/disable","code":"AVAILABILITY_SURVIVOR_REQUIRED","workload":"web"`)
 }
 
 func TestAvailability_Refusals(t *testing.T) { // SET-3, ELG-4, API-1

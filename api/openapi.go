@@ -81,7 +81,9 @@ func order[I any](s *Server, a huma.API, c call, h func(context.Context, *I) (st
 	huma.Register(a, op, guarded(s, func(ctx context.Context, in *I) (*accepted, error) {
 		workload, queued, err := h(ctx, in)
 		if err != nil {
-			return nil, err
+			p := *problemOf(err, s.Logger)
+			p.workload = workload
+			return nil, &p
 		}
 		s.Logger.Info("availability request accepted", "request", c.id, "workload", workload, "operation", queued.ID) // OBS-2
 		return &accepted{Location: "/v1/availability/" + workload + "/operations/" + queued.ID, Body: queued}, nil
@@ -148,7 +150,11 @@ func (s *Server) problems(ctx huma.Context, _ string, v any) (any, error) {
 	}
 	if p, ok := v.(*Problem); ok {
 		url := ctx.URL()
-		s.Logger.Info("request refused", "method", ctx.Method(), "path", url.Path, "code", string(p.Code)) // OBS-2
+		facts := []any{"method", ctx.Method(), "path", url.Path, "code", string(p.Code)}
+		if p.workload != "" {
+			facts = append(facts, "workload", p.workload)
+		}
+		s.Logger.Info("request refused", facts...) // OBS-2
 	}
 	return v, nil
 }

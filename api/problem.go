@@ -72,6 +72,8 @@ type Problem struct {
 	Errors Violations `json:"errors,omitempty"`
 	// Eligibility explains AVAILABILITY_PREFLIGHT_BLOCKED.
 	Eligibility *policy.Eligibility `json:"eligibility,omitempty"`
+
+	workload string // that was asked for, for the log
 }
 
 // Error returns the detail with its code.

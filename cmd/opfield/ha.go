@@ -219,6 +219,9 @@ func locate(s *session, o *api.EnableOrder) error {
 		}
 		return nil
 	case 0:
+		if o.Workload == "" && o.Node != "" {
+			return fmt.Errorf("no container found for %s; see `opfield workloads`, or name the workload to have the node asked", strings.Join(given(*o), ", "))
+		}
 		return fmt.Errorf("no container found for %s; see `opfield workloads`, and give --node and --container", strings.Join(given(*o), ", "))
 	}
 	var where []string
