@@ -71,7 +71,6 @@ func (s *Server) events(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	out := http.NewResponseController(w)
-	_ = out.SetReadDeadline(time.Time{}) // the limit for reading requests would end the follower
 	line := func(b []byte) bool {
 		_ = out.SetWriteDeadline(time.Now().Add(writeWithin)) // unsupported by test recorders only
 		if _, err := w.Write(append(b, '\n')); err != nil {

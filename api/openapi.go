@@ -33,7 +33,7 @@ type call struct {
 func (c call) operation(a huma.API) huma.Operation {
 	op := huma.Operation{
 		Method: c.method, Path: c.path, OperationID: c.id, Summary: c.summary,
-		MaxBodyBytes: maxOrder, BodyReadTimeout: readWithin, // the deadline stays on during the call
+		MaxBodyBytes: maxOrder, BodyReadTimeout: readWithin,
 		Metadata:  map[string]any{metaCode: Code(c.wrong)},
 		Responses: map[string]*huma.Response{},
 	}
