@@ -23,21 +23,22 @@ const module = "github.com/opfield/availability/"
 // below its own row. "*" is everything.
 func table() map[string][]string {
 	return map[string][]string{
-		"placement":     {},
-		"templates":     {},
-		"upstream":      {"placement"},
-		"policy":        {"placement"},
-		"securelink":    {"placement"},
-		"identity":      {"placement"},
-		"bus":           {"placement", "identity"},
-		"policy/engine": {"placement", "policy", "bus"},
-		"relay":         {"placement", "securelink", "identity", "bus"},
-		"ingress":       {"placement", "upstream", "templates", "securelink", "identity", "bus"},
-		"node":          {"placement", "securelink", "identity", "bus"},
-		"api":           {"placement", "policy", "policy/engine", "bus", "identity", "upstream"},
-		"cmd":           {"*"},
-		"e2e":           {"placement"},
-		"examples":      {"placement", "identity", "bus"},
+		"placement":       {},
+		"templates":       {},
+		"upstream":        {"placement"},
+		"policy":          {"placement"},
+		"securelink":      {"placement"},
+		"identity":        {"placement"},
+		"bus":             {"placement", "identity"},
+		"policy/engine":   {"placement", "policy", "bus"},
+		"policy/simulate": {"placement", "policy"},
+		"relay":           {"placement", "securelink", "identity", "bus"},
+		"ingress":         {"placement", "upstream", "templates", "securelink", "identity", "bus"},
+		"node":            {"placement", "securelink", "identity", "bus"},
+		"api":             {"placement", "policy", "policy/engine", "bus", "identity", "upstream"},
+		"cmd":             {"*"},
+		"e2e":             {"placement"},
+		"examples":        {"placement", "identity", "bus"},
 	}
 }
 

@@ -85,6 +85,11 @@ type Desired struct {
 	// DrainSeconds bounds the running streams after the links closed.
 	DrainSeconds int     `json:"drainSeconds"`
 	Mirror       *Mirror `json:"mirror,omitempty"`
+	// Prefetch is an image that is pulled beside Image, before it is needed.
+	Prefetch *Image `json:"prefetch,omitempty"`
+	// Retired: a released original that another copy outlived: it stays
+	// stopped, with restart policy "no" (STP-2, DIS-1).
+	Retired bool `json:"retired,omitempty"`
 }
 
 // ID returns the placement.
@@ -151,13 +156,15 @@ type Observed struct {
 	Generation uint64 `json:"generation"` // of the container; 0: there is none
 	Container  string `json:"container,omitempty"`
 	// ImageReady: the wanted image is on the node.
-	ImageReady  bool   `json:"imageReady"`
-	ImageConfig string `json:"imageConfig,omitempty"` // config digest of the container's image
-	Role        Role   `json:"role"`
-	State       State  `json:"state"` // StateRemoved: there is no container
-	Ready       bool   `json:"ready"`
-	Reason      string `json:"reason,omitempty"` // why it is not ready
-	Restarts    uint64 `json:"restarts"`         // of Desired.Restarts, done
+	ImageReady bool `json:"imageReady"`
+	// PrefetchReady: so is Desired.Prefetch.
+	PrefetchReady bool   `json:"prefetchReady,omitempty"`
+	ImageConfig   string `json:"imageConfig,omitempty"` // config digest of the container's image
+	Role          Role   `json:"role"`
+	State         State  `json:"state"` // StateRemoved: there is no container
+	Ready         bool   `json:"ready"`
+	Reason        string `json:"reason,omitempty"` // why it is not ready
+	Restarts      uint64 `json:"restarts"`         // of Desired.Restarts, done
 	// Crashes counts how often the container ended by itself lately; Looping
 	// says that it is not worth waiting for the next start.
 	Crashes int  `json:"crashes,omitempty"`
@@ -187,4 +194,6 @@ type Member struct {
 	Node       string `json:"node"`
 	Generation uint64 `json:"generation"` // the oldest that counts
 	Epoch      uint64 `json:"epoch,omitempty"`
+	// Closed: it takes no new stream; running ones go on.
+	Closed bool `json:"closed,omitempty"`
 }

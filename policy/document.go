@@ -42,8 +42,11 @@ type Placement struct {
 	// Closed is when every ingress node had confirmed that its links are
 	// closed; zero while it serves or that is not so yet.
 	Closed time.Time `json:"closed,omitzero"`
-	// After is what a draining placement becomes.
+	// After is what a draining placement becomes. What becomes serving again
+	// is restarted or brought to the current generation on the way.
 	After placement.Want `json:"after,omitempty"`
+	// For is the operation that works on it.
+	For string `json:"for,omitempty"`
 	// Replica checks (RDY-2).
 	CheckedAt time.Time `json:"checkedAt,omitzero"`
 	Bad       int       `json:"bad,omitempty"`
@@ -124,6 +127,8 @@ type Node struct {
 	// Known: the node has reported its facts to this controller.
 	Known bool                `json:"known"`
 	Facts placement.NodeFacts `json:"facts"`
+	// Relay says why no relay is reached from the node; empty if one is.
+	Relay string `json:"relay,omitempty"`
 	// Refused says why the node may not announce the workload (its join
 	// token's grant); empty if it may.
 	Refused string `json:"refused,omitempty"`
@@ -143,9 +148,11 @@ type World struct {
 	// LinksClosed says of a node whether every ingress node that is not silent
 	// for 10 s has confirmed that the links to its placement are closed.
 	LinksClosed map[string]bool
+	// LinksOpen says of a node whether every such ingress node that knows the
+	// workload has opened the links to its placement; true if there is none.
+	LinksOpen map[string]bool
 	// Slot: an operation that counts against the limit may begin (OPS-2).
-	Slot bool
-	// Lost are the nodes that an operator confirmed to be lost (LOS-4).
+	Slot   bool
 	Timing Timing
 }
 

@@ -1,0 +1,105 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/opfield/availability/placement"
+)
+
+// failures looks for a copy that the operation started and that will not
+// serve. It reports whether the operation does not go on now.
+func (d *decision) failures() bool {
+	op := d.active()
+	for i := range d.doc.Placements {
+		p := &d.doc.Placements[i]
+		if p.Want != placement.WantServing || p.For != op.ID || d.ready(p) || !d.online(p.Node) {
+			continue
+		}
+		if code, message := d.failed(p); code != "" {
+			d.attemptFailed(p, code, message)
+			return true
+		}
+	}
+	return false
+}
+
+// failed says why a started copy will not serve, or "".
+func (d *decision) failed(p *Placement) (Code, string) {
+	o := d.w.Observed[p.Node]
+	fresh := o.Revision == p.Revision
+	switch {
+	case fresh && o.Fault != nil && o.Fault.Final:
+		return Code(o.Fault.Code), fmt.Sprintf("node %s: %s", p.Node, o.Fault.Message)
+	case fresh && o.Looping && o.Restarts >= p.Restarts && o.Generation == p.Generation:
+		return placement.CodeCrashLoop, fmt.Sprintf("node %s: the container ends again and again: %s", p.Node, reasonOf(o))
+	case fresh && o.Fault != nil && transient(o.Fault.Code):
+		return "", "" // tried again by the node, and nobody's fault (IMG-3, STP-3)
+	case d.due(p.Since.Add(d.w.Timing.StartWithin)):
+		return placement.CodeNotReady, fmt.Sprintf("node %s: it was not ready within %v: %s", p.Node, d.w.Timing.StartWithin, reasonOf(o))
+	}
+	return "", ""
+}
+
+func transient(code string) bool {
+	return code == placement.CodeDaemonBusy || code == placement.CodeRegistryAway
+}
+
+// attemptFailed ends an attempt of the operation because of one copy.
+func (d *decision) attemptFailed(p *Placement, code Code, message string) {
+	op := d.active()
+	switch {
+	case op.Type == Rollout && !op.RolledBack && op.Attempts+1 >= RolloutAttempts:
+		op.Attempts++
+		d.rollBack(code, message)
+		return
+	case op.Type == Failback:
+		d.put(p, rest(p))
+		d.doc.FailbackAfter = d.now.Add(d.w.Timing.FailbackRetry)
+		d.finish(Failed, code, message)
+		return
+	case op.RolledBack: // the original error stays
+		kept, why := op.Code, op.Message
+		d.again(code, "%s", message)
+		op.Code, op.Message, op.Note = kept, why, "the way back: "+message
+	default:
+		d.again(code, "%s", message)
+	}
+	if p.Mirror != "" {
+		p.Restarts++ // the node tries again
+		return
+	}
+	if op.Type != Rollout && !slices.Contains(op.Avoid, p.Node) {
+		op.Avoid = append(slices.Clone(op.Avoid), p.Node)
+		if len(d.candidatesBut(op.Avoid)) > 0 {
+			d.put(p, rest(p))
+			return
+		}
+		op.Avoid = nil
+	}
+	p.Restarts++
+	p.Since = op.Next
+	d.step(p.Node, "start again on %s", p.Node)
+}
+
+// candidatesBut returns the candidates that are not in a list.
+func (d *decision) candidatesBut(avoid []string) []string {
+	return slices.DeleteFunc(d.candidates(), func(n string) bool { return slices.Contains(avoid, n) })
+}
+
+// rollBack turns a rollout round: what was updated gets its previous version
+// back under a new generation, because an older one never overrides a newer.
+// There is no way back from the way back (ROL-2).
+func (d *decision) rollBack(code Code, message string) {
+	op := d.active()
+	op.RolledBack, op.Code, op.Message = true, code, message
+	before := d.doc.version(op.From)
+	back := *before
+	back.Generation, back.CreatedAt = d.doc.number(), d.now
+	d.doc.Versions = append(d.doc.Versions, back)
+	d.doc.Current = back.Generation
+	for i := range d.doc.Placements {
+		d.doc.Placements[i].Mirror = ""
+	}
+	d.step("", "back to the version before: %s", message)
+}

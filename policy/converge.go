@@ -1,0 +1,388 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/opfield/availability/placement"
+)
+
+// work carries the operation on as far as it goes now.
+func (d *decision) work() {
+	op := d.active()
+	if op == nil {
+		return
+	}
+	switch op.Type {
+	case Stop:
+		d.stop()
+	case Restart:
+		d.restart()
+	case Disable:
+		d.disable()
+	case Cleanup:
+		d.cleanup()
+	case Start:
+		d.start()
+	default:
+		d.converge()
+	}
+	if op := d.active(); op != nil {
+		op.Progress = d.progress()
+	}
+}
+
+// tally is how the placements are at the moment.
+type tally struct {
+	serving  []*Placement // that shall serve, without those whose node is lost
+	draining []*Placement
+	old      []*Placement // of serving: another content than wanted
+	vacate   []*Placement // of serving: they shall leave their node
+	ready    int          // of serving: they serve
+}
+
+func (d *decision) tally() tally {
+	var t tally
+	for i := range d.doc.Placements {
+		p := &d.doc.Placements[i]
+		switch p.Want {
+		case placement.WantDraining:
+			t.draining = append(t.draining, p)
+		case placement.WantServing:
+			t.serving = append(t.serving, p)
+			if d.serves(p) {
+				t.ready++
+			}
+			if d.leaves(p) {
+				t.vacate = append(t.vacate, p)
+			} else if !d.current(p) {
+				t.old = append(t.old, p)
+			}
+		}
+	}
+	return t
+}
+
+// leaves reports whether a placement shall leave its node: an operator does
+// not want it there, or a failback moves it.
+func (d *decision) leaves(p *Placement) bool {
+	n, known := d.w.Nodes[p.Node]
+	if !known || n.Drained || !d.doc.Settings.allows(p.Node) {
+		return true
+	}
+	op := d.active()
+	return op != nil && op.Type == Failback && !slices.Contains(d.wanted(), p.Node)
+}
+
+// wanted returns the nodes that priority mode wants the workload on: the first
+// healthy ones of its order (PRI-1, PRI-2).
+func (d *decision) wanted() []string {
+	var out []string
+	for _, id := range d.order() {
+		if len(out) == d.doc.Settings.Replicas {
+			break
+		}
+		out = append(out, id)
+	}
+	return out
+}
+
+// order returns every node that has the workload or could take it and has been
+// healthy for the failback delay, by priority. A node that serves needs no delay.
+func (d *decision) order() []string {
+	v := d.doc.version(d.doc.Current)
+	delay := time.Duration(d.doc.Settings.FailbackDelaySeconds) * time.Second
+	var out []string
+	for id, n := range d.w.Nodes {
+		p := d.doc.placementOn(id)
+		serves := p != nil && (p.Want == placement.WantServing || p.Want == placement.WantDraining && p.After == placement.WantServing) && !p.Suspended
+		if serves && n.State != NodeOffline && !n.Drained && d.doc.Settings.allows(id) {
+			out = append(out, id)
+			continue
+		}
+		if n.Healthy.IsZero() || serves {
+			continue
+		}
+		if code, _ := d.nodeRefusal(id, v); code == "" && d.due(n.Healthy.Add(delay)) {
+			out = append(out, id)
+		}
+	}
+	slices.SortFunc(out, func(a, b string) int {
+		if ra, rb := d.rank(a), d.rank(b); ra != rb {
+			return ra - rb
+		}
+		if r := boolFirst(d.servesOn(a), d.servesOn(b)); r != 0 {
+			return r // nodes without a rank: nothing is moved between them
+		}
+		return compare(a, b)
+	})
+	return out
+}
+
+func (d *decision) servesOn(node string) bool {
+	p := d.doc.placementOn(node)
+	return p != nil && p.Want == placement.WantServing
+}
+
+// converge brings the placements to what is wanted: as many as wanted, of the
+// current version, on nodes that may have them. It is what enable, scale,
+// rollout, heal and failback have in common; they differ in what is wanted
+// and in what a failure means.
+func (d *decision) converge() {
+	op := d.active()
+	if d.doc.Stopped {
+		d.finish(Completed, "", "the workload is stopped; it takes effect at its start")
+		return
+	}
+	if op.Type == Rollout && !op.RolledBack && op.Worked >= d.w.Timing.RolloutWithin {
+		d.rollBack(CodeRolloutTimeout, fmt.Sprintf("it was not done within %v", d.w.Timing.RolloutWithin))
+	}
+	if !d.image() {
+		return
+	}
+	d.replaceLost()
+	if d.failures() {
+		return
+	}
+	d.replaceSuspended()
+	for range 2 * (MaxReplicas + len(d.doc.Placements)) {
+		if !d.move(d.tally()) {
+			break
+		}
+	}
+	if d.active() == nil || d.active().Status != Running {
+		return
+	}
+	d.settle()
+}
+
+// image sees to it that the current version is in the internal registry.
+func (d *decision) image() bool {
+	v := d.doc.version(d.doc.Current)
+	if v.Image.Digest != "" {
+		return true
+	}
+	source := d.mirrorNode(v)
+	for i := range d.doc.Placements {
+		if p := &d.doc.Placements[i]; p.Mirror != "" && (source == nil || p.Node != source.Node) {
+			p.Mirror = ""
+		}
+	}
+	if source == nil {
+		d.phase(PreparingImages, "waits for node %s, which has the image", v.SourceNode)
+		d.hold(placement.CodeImageMirror, "node %s has the image and is not online", v.SourceNode)
+		return false
+	}
+	source.Mirror = v.Source
+	o := d.w.Observed[source.Node]
+	d.phase(PreparingImages, "node %s pushes the image into the internal registry", source.Node)
+	if o.Revision != source.Revision {
+		return false
+	}
+	if o.Mirrored != nil {
+		v.Image, source.Mirror = *o.Mirrored, ""
+		d.step(source.Node, "image %s is in the internal registry", v.Image.Digest)
+		return true
+	}
+	if o.Fault != nil && o.Fault.Code == placement.CodeImageMirror && o.Fault.Final {
+		d.attemptFailed(source, Code(o.Fault.Code), o.Fault.Message)
+		return false
+	}
+	if o.Fault != nil {
+		d.phase(PreparingImages, "node %s: %s", source.Node, o.Fault.Message)
+	}
+	return false
+}
+
+// mirrorNode is the node that pushes the image: the one that has it.
+func (d *decision) mirrorNode(v *Version) *Placement {
+	if p := d.doc.placementOn(v.SourceNode); p != nil && d.online(p.Node) {
+		return p
+	}
+	if v.SourceNode != "" && d.w.Nodes[v.SourceNode].ID != "" && v.Generation == 1 {
+		return nil // only the origin is sure to have an image id
+	}
+	for i := range d.doc.Placements {
+		if p := &d.doc.Placements[i]; d.online(p.Node) && p.Want == placement.WantServing {
+			return p
+		}
+	}
+	return nil
+}
+
+// replaceLost gives up the placements of lost nodes.
+func (d *decision) replaceLost() {
+	for i := range d.doc.Placements {
+		if p := &d.doc.Placements[i]; p.Want == placement.WantServing && d.lost(p.Node) {
+			d.step(p.Node, "node %s is lost", p.Node)
+			d.put(p, rest(p))
+		}
+	}
+}
+
+// replaceSuspended gives up one placement that is out of routing by its
+// checks, if another node can take it; otherwise it is restarted where it is.
+func (d *decision) replaceSuspended() {
+	op := d.active()
+	for i := range d.doc.Placements {
+		p := &d.doc.Placements[i]
+		if p.Want != placement.WantServing || !p.Suspended || p.For == op.ID {
+			continue
+		}
+		if len(d.candidates()) > 0 {
+			d.put(p, rest(p))
+			return
+		}
+		p.Restarts++
+		p.For, p.Since = op.ID, d.now
+		d.step(p.Node, "restart on %s: no other node can take it", p.Node)
+		return
+	}
+}
+
+// move makes one change towards what is wanted and reports whether it did.
+func (d *decision) move(t tally) bool {
+	s := d.doc.Settings
+	running := len(t.serving) + len(t.draining)
+	missing := s.Replicas - (len(t.serving) - len(t.vacate)) - returning(t.draining)
+	// may reports whether one placement less may serve now.
+	may := func(p *Placement) bool {
+		return !d.serves(p) || t.ready-1 >= s.Replicas-s.MaxUnavailable
+	}
+	switch {
+	case missing > 0 && len(t.serving)+returning(t.draining) < s.Replicas:
+		if running < s.Replicas+s.MaxSurge || len(t.draining) > 0 {
+			return running < s.Replicas+max(1, s.MaxSurge) && d.addCopy()
+		}
+		return false
+	case missing > 0: // something leaves its node, and has no successor yet
+		if running < s.Replicas+s.MaxSurge {
+			return d.addCopy()
+		}
+		if p := d.firstToGo(t.vacate); s.MaxUnavailable > 0 && len(t.draining) == 0 && may(p) {
+			d.retire(p, rest(p))
+			return true
+		}
+		return false
+	}
+	if op := d.active(); op.RolledBack && len(t.serving)+returning(t.draining) > s.Replicas {
+		// What was started for the new version only is not brought back.
+		for _, p := range t.old {
+			if !d.serves(p) {
+				d.retire(p, rest(p))
+				return true
+			}
+		}
+	}
+	if len(t.old) > 0 {
+		return d.update(t, running, may)
+	}
+	if extra := len(t.serving) + returning(t.draining) - s.Replicas; extra > 0 {
+		p := d.firstToGo(t.serving)
+		if len(t.vacate) > 0 {
+			p = d.firstToGo(t.vacate)
+		}
+		if !d.serves(p) || t.ready > s.Replicas-s.MaxUnavailable && (t.ready > s.Replicas || s.MaxUnavailable > 0) {
+			d.retire(p, rest(p))
+			return true
+		}
+	}
+	return false
+}
+
+// returning counts the draining placements that serve again afterwards.
+func returning(draining []*Placement) int {
+	n := 0
+	for _, p := range draining {
+		if p.After == placement.WantServing {
+			n++
+		}
+	}
+	return n
+}
+
+// addCopy starts a copy on the best node.
+func (d *decision) addCopy() bool {
+	nodes := d.candidates()
+	if op := d.active(); op.Type == Failback {
+		// Only where priority wants it.
+		wanted := d.wanted()
+		nodes = slices.DeleteFunc(nodes, func(n string) bool { return !slices.Contains(wanted, n) })
+	}
+	if len(nodes) == 0 {
+		return false
+	}
+	p := d.doc.placementOn(nodes[0])
+	if p == nil {
+		d.doc.Placements = append(d.doc.Placements, Placement{Node: nodes[0], Original: nodes[0] == d.doc.Original.Node})
+		p = &d.doc.Placements[len(d.doc.Placements)-1]
+	}
+	p.Generation = d.doc.Current
+	d.put(p, placement.WantServing)
+	return true
+}
+
+// update brings one placement to the current version, or starts one more so
+// that this can be done.
+func (d *decision) update(t tally, running int, may func(*Placement) bool) bool {
+	s := d.doc.Settings
+	p := d.nextToUpdate(t.old)
+	switch {
+	case may(p):
+		if !d.prefetched(p) {
+			return false
+		}
+		p.For = d.active().ID
+		d.retire(p, placement.WantServing)
+		if p.Want == placement.WantServing { // its node is away: nothing to drain
+			p.Generation, p.Since = d.doc.Current, d.now
+		}
+		return true
+	case running < s.Replicas+s.MaxSurge:
+		return d.addCopy()
+	}
+	return false
+}
+
+// prefetched reports whether the node has the new image, so that the copy is
+// down for no longer than its start takes. A failed pull ends the wait: the
+// start then says why.
+func (d *decision) prefetched(p *Placement) bool {
+	o := d.w.Observed[p.Node]
+	return !d.online(p.Node) || o.Revision == p.Revision && (o.PrefetchReady || o.Fault != nil && o.Fault.Final)
+}
+
+// nextToUpdate is the placement that is updated first: one that does not serve
+// anyway, and the original last.
+func (d *decision) nextToUpdate(old []*Placement) *Placement {
+	return slices.MinFunc(old, func(a, b *Placement) int {
+		if r := boolFirst(!d.serves(a), !d.serves(b)); r != 0 {
+			return r
+		}
+		if r := boolFirst(!a.Original, !b.Original); r != 0 {
+			return r
+		}
+		return compare(a.Node, b.Node)
+	})
+}
+
+// firstToGo is the placement that is least needed: one that does not serve,
+// then that of the lowest priority, then the youngest that is no original.
+func (d *decision) firstToGo(from []*Placement) *Placement {
+	return slices.MinFunc(from, func(a, b *Placement) int {
+		if r := boolFirst(!d.serves(a), !d.serves(b)); r != 0 {
+			return r
+		}
+		if ra, rb := d.rank(a.Node), d.rank(b.Node); d.doc.Settings.PriorityMode && ra != rb {
+			return rb - ra
+		}
+		if r := boolFirst(!a.Original, !b.Original); r != 0 {
+			return r
+		}
+		if r := b.Since.Compare(a.Since); r != 0 {
+			return r
+		}
+		return compare(b.Node, a.Node)
+	})
+}

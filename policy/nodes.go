@@ -1,0 +1,238 @@
+package policy
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/opfield/availability/placement"
+)
+
+// Why a node cannot take a placement (ELG-3).
+const (
+	CodeNodeOffline     Code = "NODE_OFFLINE"
+	CodeNodeError       Code = "NODE_ERROR"
+	CodeNodeDrained     Code = "NODE_DRAINED"
+	CodeNodeArch        Code = "NODE_ARCHITECTURE_INCOMPATIBLE"
+	CodeNodeArchUnknown Code = "NODE_ARCHITECTURE_UNKNOWN"
+	CodeNodeCapacity    Code = "NODE_CAPACITY"
+	CodeNodePort        Code = "NODE_PORT_TAKEN"
+	CodeNodeName        Code = "NODE_NAME_TAKEN"
+	CodeNodeRelay       Code = "NODE_RELAY_UNREACHABLE"
+	CodeNodeRegistry    Code = "NODE_REGISTRY_UNREACHABLE"
+	CodeNodeNotSelected Code = "NODE_NOT_SELECTED"
+	CodeNodeGrant       Code = "NODE_NOT_ALLOWED"
+)
+
+// ArchOf returns Go's name of a processor architecture, whatever Docker, the
+// kernel or an image calls it; empty if it is unknown.
+func ArchOf(name string) string {
+	name, variant, _ := strings.Cut(strings.ToLower(strings.TrimSpace(name)), "/")
+	switch name {
+	case "amd64", "x86_64", "x86-64":
+		return "amd64"
+	case "arm64", "aarch64":
+		return "arm64"
+	case "arm", "armhf", "armv7", "armv7l", "armv6l", "armel":
+		return "arm"
+	case "386", "i386", "i486", "i586", "i686", "x86":
+		return "386"
+	case "ppc64le", "powerpc64le":
+		return "ppc64le"
+	case "s390x", "riscv64", "loong64", "mips64le", "ppc64":
+		return name
+	case "loongarch64":
+		return "loong64"
+	}
+	_ = variant
+	return ""
+}
+
+// fits says why a node cannot take a new copy of the version, or "". The
+// settings of the user count too.
+func (s Settings) allows(node string) bool {
+	return s.Selection != SelectedNodes || slices.Contains(s.Nodes, node)
+}
+
+// claim is what a copy needs from a node.
+type claim struct {
+	workload  string
+	container string // name on the node
+	version   *Version
+	haveImage bool // the node has the image: the registry is not needed
+}
+
+// refusal says why the node cannot take the claim, or "".
+func (n Node) refusal(c claim) (Code, string) {
+	v := c.version
+	switch {
+	case n.State != NodeOnline:
+		return CodeNodeOffline, fmt.Sprintf("it is %s", cmp.Or(string(n.State), "unseen"))
+	case !n.Known:
+		return CodeNodeError, "it has not told what it has yet"
+	case n.Facts.Error != "":
+		return CodeNodeError, n.Facts.Error
+	case n.Facts.Docker == "":
+		return CodeNodeError, "its Docker daemon does not answer"
+	case n.Drained:
+		return CodeNodeDrained, "an operator drained it; `opfield nodes undrain` ends that"
+	case n.Refused != "":
+		return CodeNodeGrant, n.Refused
+	}
+	have := ArchOf(n.Facts.Arch)
+	if have == "" {
+		return CodeNodeArchUnknown, fmt.Sprintf("its architecture %q is not known", n.Facts.Arch)
+	}
+	if archs := v.archs(); len(archs) == 0 {
+		return CodeNodeArchUnknown, fmt.Sprintf("the architecture %q of the image is not known", v.Arch)
+	} else if !slices.Contains(archs, have) {
+		return CodeNodeArch, fmt.Sprintf("it is %s, the image is for %s", have, strings.Join(archs, ", "))
+	}
+	if v.Memory > n.freeMemory() {
+		return CodeNodeCapacity, fmt.Sprintf("%d MiB of memory are free, %d MiB are needed", max(0, n.freeMemory())>>20, v.Memory>>20)
+	}
+	if v.CPU > n.freeCPU() {
+		return CodeNodeCapacity, fmt.Sprintf("%d m of CPU are free, %d m are needed", max(0, n.freeCPU()), v.CPU)
+	}
+	for _, taken := range n.Facts.Containers {
+		if taken.Workload == c.workload {
+			continue
+		}
+		if taken.Name == c.container {
+			return CodeNodeName, fmt.Sprintf("container %s exists there and is not of this workload", taken.Name)
+		}
+		for _, has := range taken.Published {
+			for _, want := range v.Published {
+				if taken.Running && overlap(has, want) {
+					return CodeNodePort, fmt.Sprintf("port %d/%s is published by container %s", want.Port, want.Transport, taken.Name)
+				}
+			}
+		}
+	}
+	if n.Relay != "" {
+		return CodeNodeRelay, n.Relay
+	}
+	if n.Facts.Registry != "" && !c.haveImage {
+		return CodeNodeRegistry, n.Facts.Registry
+	}
+	return "", ""
+}
+
+func overlap(a, b placement.PublishedPort) bool {
+	any := func(addr string) bool { return addr == "" || addr == "0.0.0.0" || addr == "::" }
+	return a.Port != 0 && a.Port == b.Port && a.Transport == b.Transport && (any(a.Address) || any(b.Address) || a.Address == b.Address)
+}
+
+func (n Node) freeMemory() int64 { return n.Facts.Memory - n.Facts.ReservedMemory - n.PlannedMemory }
+func (n Node) freeCPU() int64    { return n.Facts.CPU - n.Facts.ReservedCPU - n.PlannedCPU }
+
+// archs returns the architectures that the version runs on.
+func (v *Version) archs() []string {
+	var out []string
+	for _, p := range v.Image.Platforms {
+		os, arch, _ := strings.Cut(p, "/")
+		if a := ArchOf(arch); a != "" && os == "linux" && !slices.Contains(out, a) {
+			out = append(out, a)
+		}
+	}
+	if a := ArchOf(v.Arch); len(out) == 0 && a != "" {
+		out = append(out, a)
+	}
+	return out
+}
+
+// roundedFree makes nearly equal nodes equal, so that ties are by placements.
+const roundedFree = 64 << 20
+
+// preference orders the nodes that could take a placement: with priority mode
+// by its order, otherwise prepared standbys first, then the most free
+// capacity, fewer placements, and the id (PRI-1, LOS-1, ELG-5).
+func (d *decision) preference(a, b string) int {
+	na, nb := d.w.Nodes[a], d.w.Nodes[b]
+	if r := boolFirst(!d.avoided(a), !d.avoided(b)); r != 0 {
+		return r
+	}
+	if d.doc.Settings.PriorityMode {
+		if r := cmp.Compare(d.rank(a), d.rank(b)); r != 0 {
+			return r
+		}
+	}
+	if r := boolFirst(d.prepared(a), d.prepared(b)); r != 0 {
+		return r
+	}
+	return cmp.Or(
+		-cmp.Compare(na.freeMemory()/roundedFree, nb.freeMemory()/roundedFree),
+		-cmp.Compare(na.freeCPU(), nb.freeCPU()),
+		cmp.Compare(na.Placements, nb.Placements),
+		cmp.Compare(a, b),
+	)
+}
+
+func boolFirst(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
+}
+
+// rank is the place of a node in the order of priority; those not listed come
+// last.
+func (d *decision) rank(node string) int {
+	if i := slices.Index(d.doc.Settings.NodePriority, node); i >= 0 {
+		return i
+	}
+	return len(d.doc.Settings.NodePriority)
+}
+
+func (d *decision) avoided(node string) bool {
+	op := d.active()
+	return op != nil && slices.Contains(op.Avoid, node)
+}
+
+func (d *decision) prepared(node string) bool {
+	p := d.doc.placementOn(node)
+	return p != nil && p.Want == placement.WantPrepared && d.w.Observed[node].ImageReady
+}
+
+// candidates returns the nodes that could take a new copy now, best first.
+func (d *decision) candidates() []string {
+	v := d.doc.version(d.doc.Current)
+	var out []string
+	for id := range d.w.Nodes {
+		if p := d.doc.placementOn(id); p != nil && (p.Want == placement.WantServing || p.Want == placement.WantDraining || p.Want == placement.WantStopped && !p.Original) {
+			continue
+		}
+		if code, _ := d.nodeRefusal(id, v); code == "" {
+			out = append(out, id)
+		}
+	}
+	slices.SortFunc(out, d.preference)
+	return out
+}
+
+func (d *decision) nodeRefusal(id string, v *Version) (Code, string) {
+	if !d.doc.Settings.allows(id) {
+		return CodeNodeNotSelected, "it is not among the selected nodes"
+	}
+	p := d.doc.placementOn(id)
+	name := generatedPrefix + d.doc.Workload
+	if p != nil {
+		name = d.doc.containerName(p)
+	}
+	o := d.w.Observed[id]
+	return d.w.Nodes[id].refusal(claim{
+		workload: d.doc.Workload, container: name, version: v,
+		haveImage: p != nil && o.Revision == p.Revision && (o.ImageReady && p.Generation == v.Generation || o.PrefetchReady),
+	})
+}
+
+// lostAt returns when the node counts as lost for replacement (LOS-1).
+func (d *decision) lostAt(n Node) time.Time {
+	grace := time.Duration(d.doc.Settings.ReplacementGraceSeconds) * time.Second
+	return n.Lost.Add(max(grace, d.w.Timing.OfflineAfter))
+}

@@ -1,0 +1,153 @@
+package policy
+
+import (
+	"slices"
+
+	"github.com/opfield/availability/placement"
+)
+
+// settle says what is waited for, or ends the operation.
+func (d *decision) settle() {
+	op := d.active()
+	s := d.doc.Settings
+	t := d.tally()
+	missing := s.Replicas - len(t.serving) - returning(t.draining)
+	switch {
+	case len(t.draining) > 0:
+		p := t.draining[0]
+		if p.Closed.IsZero() {
+			d.phase(Draining, "the links to %s close", p.Node)
+		} else {
+			d.phase(Draining, "%d streams end on %s", d.w.Observed[p.Node].Streams, p.Node)
+		}
+		return
+	case missing > 0:
+		d.phase(SelectingNodes, "%d of %d placements have no node", missing, s.Replicas)
+		d.hold(CodeInsufficientNodes, "no node can take %d more of %d placements: %s", missing, s.Replicas, d.whyNot())
+		return
+	}
+	for _, p := range t.serving {
+		if d.ready(p) {
+			continue
+		}
+		o := d.w.Observed[p.Node]
+		switch {
+		case !d.online(p.Node):
+			d.phase(Starting, "waits for node %s, which is away", p.Node)
+		case o.Revision != p.Revision:
+			d.phase(Starting, "node %s begins", p.Node)
+		case !o.ImageReady:
+			d.phase(PreparingImages, "node %s pulls the image", p.Node)
+		case o.State == placement.StateRunning || o.State == placement.StateUnhealthy || o.State == placement.StateStarting:
+			d.phase(CheckingHealth, "%s: %s", p.Node, reasonOf(o))
+		default:
+			d.phase(Starting, "%s: %s", p.Node, reasonOf(o))
+		}
+		if d.online(p.Node) {
+			d.wake(p.Since.Add(d.w.Timing.StartWithin))
+		}
+		return
+	}
+	for _, p := range t.serving {
+		if !d.serves(p) {
+			d.phase(ActivatingRoutes, "an ingress node does not lead to %s yet", p.Node)
+			d.wake(p.Since.Add(d.w.Timing.StartWithin))
+			return
+		}
+	}
+	if len(t.old) > 0 || len(t.vacate) > 0 || len(t.serving) > s.Replicas {
+		code, what := CodeRolloutCapacity, "be updated"
+		if len(t.old) == 0 {
+			what = "be moved"
+		}
+		for _, p := range t.old {
+			if !d.prefetched(p) {
+				d.phase(PreparingImages, "node %s pulls the image", p.Node)
+				return
+			}
+		}
+		d.phase(SelectingNodes, "no room for a temporary placement")
+		d.hold(code, "no placement can %s: maxSurge %d finds no node, and maxUnavailable is %d: %s", what, s.MaxSurge, s.MaxUnavailable, d.whyNot())
+		return
+	}
+	if p := d.leftover(); p != "" {
+		d.phase(CleaningUp, "node %s removes its copy", p)
+		return
+	}
+	d.phase(Finalizing, "")
+	d.succeed(op)
+}
+
+// leftover is a node that is online and still removes a copy.
+func (d *decision) leftover() string {
+	for i := range d.doc.Placements {
+		p := &d.doc.Placements[i]
+		if p.Want == placement.WantAbsent && d.online(p.Node) && p.For == d.active().ID {
+			o, ok := d.w.Observed[p.Node]
+			if ok && o.Revision == p.Revision && o.Fault != nil {
+				continue // a later cleanup sees to it
+			}
+			d.wake(p.Since.Add(d.w.Timing.NodeWithin))
+			if d.now.Before(p.Since.Add(d.w.Timing.NodeWithin)) {
+				return p.Node
+			}
+		}
+	}
+	return ""
+}
+
+// succeed ends an operation that reached what it wanted.
+func (d *decision) succeed(op *Operation) {
+	if op.RolledBack {
+		d.finish(Failed, op.Code, op.Message)
+		return
+	}
+	op.Code, op.Message = "", ""
+	d.finish(Completed, "", "")
+}
+
+// whyNot names the reason of each node that cannot take a placement.
+func (d *decision) whyNot() string {
+	v := d.doc.version(d.doc.Current)
+	var ids []string
+	for id := range d.w.Nodes {
+		ids = append(ids, id)
+	}
+	slices.SortFunc(ids, compare)
+	text := ""
+	for _, id := range ids {
+		code, why := d.nodeRefusal(id, v)
+		if code == "" {
+			continue
+		}
+		if text != "" {
+			text += "; "
+		}
+		text += id + ": " + why
+	}
+	if text == "" {
+		return "every node has one"
+	}
+	return text
+}
+
+// progress is the share of placements that are as they shall be.
+func (d *decision) progress() int {
+	t := d.tally()
+	all := max(len(t.serving)+len(t.draining), d.doc.Settings.Replicas, 1)
+	good := 0
+	for _, p := range t.serving {
+		if d.serves(p) && d.current(p) {
+			good++
+		}
+	}
+	if op := d.active(); op.Type == Stop || op.Type == Restart || op.Type == Disable {
+		all, good = max(len(d.doc.Placements), 1), 0
+		for i := range d.doc.Placements {
+			if o := d.w.Observed[d.doc.Placements[i].Node]; o.Revision == d.doc.Placements[i].Revision && o.Done {
+				good++
+			}
+		}
+	}
+	return min(99, 100*good/all)
+}

@@ -1,0 +1,178 @@
+package policy
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/opfield/availability/placement"
+)
+
+// turn chooses the operation that is worked on (OPS-1): one at a time, in
+// order. One that waits for its next attempt lets the others go first; a newer
+// rollout ends an older one at its next step (ROL-6).
+func (d *decision) turn() {
+	ops := d.doc.Operations
+	if len(ops) == 0 {
+		return
+	}
+	if i := slices.IndexFunc(ops, func(op Operation) bool { return op.Type == Disable }); i > 0 && ops[0].Status != Running {
+		for _, op := range ops[:i] {
+			d.archive(op, Cancelled, CodeDisableInProgress, "the policy is being disabled")
+		}
+		d.doc.Operations = slices.Clone(ops[i:])
+		ops = d.doc.Operations
+	}
+	head := &ops[0]
+	if next := slices.IndexFunc(ops[1:], func(op Operation) bool { return op.Type == Rollout }); head.Type == Rollout && next >= 0 {
+		d.archive(*head, Cancelled, CodeSuperseded, "a newer version was asked for")
+		d.doc.Operations = slices.Clone(ops[1:])
+		d.turn()
+		return
+	}
+	if head.Status == Waiting && len(ops) > 1 {
+		// The others first: the one that waits goes to the end.
+		waiting := *head
+		d.doc.Operations = append(slices.Clone(ops[1:]), waiting)
+		ops = d.doc.Operations
+		head = &ops[0]
+		if head.Status == Waiting { // all wait: the one that is due first
+			slices.SortStableFunc(ops, func(a, b Operation) int { return a.Next.Compare(b.Next) })
+			head = &ops[0]
+		}
+	}
+	switch head.Status {
+	case Running:
+		d.count(head)
+	case Pending, Waiting:
+		if !d.due(head.Next) || head.Type.Limited() && !d.w.Slot {
+			return
+		}
+		head.Status, head.Next, head.Seen = Running, time.Time{}, d.now
+		if head.StartedAt.IsZero() {
+			head.StartedAt = d.now
+		}
+		if head.Phase == Queued || head.Phase == "" {
+			head.Phase = Locking
+		}
+		d.begin(head)
+	}
+}
+
+// count adds up the time an operation ran while a controller was there: a gap
+// of more than a minute is one in which there was none (ROL-2).
+func (d *decision) count(op *Operation) {
+	const gap = time.Minute
+	if op.Type != Rollout {
+		return
+	}
+	since := d.now.Sub(op.Seen)
+	switch {
+	case since >= gap || since < 0:
+		op.Seen = d.now
+	case since >= gap/4:
+		op.Worked, op.Seen = op.Worked+since, d.now
+	}
+	d.wake(op.Seen.Add(gap / 4))
+}
+
+// begin does what an operation does once, when it takes its turn.
+func (d *decision) begin(op *Operation) {
+	switch op.Type {
+	case Rollout:
+		if !op.RolledBack && d.doc.Current < op.Target {
+			op.From, d.doc.Current = d.doc.Current, op.Target
+			d.step("", "generation %d shall run", op.Target)
+		}
+	case Stop:
+		d.doc.Stopped = true
+	case Disable:
+		d.doc.Disabling = true
+	case Restart:
+		if op.Left == nil {
+			for _, p := range d.doc.Placements {
+				if p.Want == placement.WantServing {
+					op.Left = append(op.Left, p.Node)
+				}
+			}
+			slices.SortFunc(op.Left, compare)
+		}
+	}
+}
+
+// archive moves an operation to the history.
+func (d *decision) archive(op Operation, status Status, code Code, message string) {
+	op.Status, op.FinishedAt, op.Next, op.Note = status, d.now, time.Time{}, ""
+	if code != "" {
+		op.Code, op.Message = code, message
+	}
+	if status == Completed || status == CleanupPending {
+		op.Phase, op.Progress = Done, 100
+	}
+	op.Avoid, op.Seen = nil, time.Time{}
+	d.doc.History = slices.Insert(slices.Clone(d.doc.History), 0, op)
+	d.doc.History = d.doc.History[:min(len(d.doc.History), MaxHistory)]
+	d.events = append(d.events, Event{Operation: op.ID, Code: op.Code, Text: fmt.Sprintf("%s %s: %s", op.Type, op.Status, op.Message)})
+}
+
+// finish ends the operation that is worked on.
+func (d *decision) finish(status Status, code Code, message string) {
+	op := d.doc.Operations[0]
+	d.archive(op, status, code, message)
+	d.doc.Operations = slices.Delete(slices.Clone(d.doc.Operations), 0, 1)
+	switch {
+	case status == Completed && op.Type != Cleanup && !op.RolledBack && (op.Type != Heal || d.doc.Problem == nil || d.doc.Problem.Code != op.Code):
+		if op.Type == Rollout || op.Type == Enable || op.Type == Scale || op.Type == Heal && d.doc.Problem != nil && !d.rolloutProblem() {
+			d.doc.Problem = nil
+		}
+	case status == Failed:
+		d.doc.Problem = &Problem{Code: code, Message: message, Operation: op.ID, At: d.now}
+	}
+}
+
+// rolloutProblem reports whether the kept error is that of a rollout: it stays
+// until another version was brought out (ROL-2).
+func (d *decision) rolloutProblem() bool {
+	for _, op := range d.doc.History {
+		if d.doc.Problem != nil && op.ID == d.doc.Problem.Operation {
+			return op.Type == Rollout
+		}
+	}
+	return false
+}
+
+// hold lets the operation wait until the world changes: it gives up its turn
+// and is looked at again with every decision.
+func (d *decision) hold(code Code, format string, args ...any) {
+	op := d.active()
+	message := fmt.Sprintf(format, args...)
+	op.Status, op.Code, op.Note, op.Next = Waiting, code, message, time.Time{}
+}
+
+// again lets the operation wait for its next attempt after a failure.
+func (d *decision) again(code Code, format string, args ...any) {
+	op := d.active()
+	op.Attempts++
+	op.Status, op.Code, op.Message = Waiting, code, fmt.Sprintf(format, args...)
+	op.Note = ""
+	wait := d.w.Timing.RetryFirst
+	for i := 1; i < op.Attempts && wait < d.w.Timing.RetryMost; i++ {
+		wait *= 2
+	}
+	op.Next = d.now.Add(min(wait, d.w.Timing.RetryMost))
+	d.events = append(d.events, Event{Operation: op.ID, Code: code, Text: fmt.Sprintf("attempt %d failed: %s", op.Attempts, op.Message)})
+	d.wake(op.Next)
+}
+
+// phase shows how far the operation is.
+func (d *decision) phase(phase Phase, format string, args ...any) {
+	op := d.active()
+	op.Phase, op.Note = phase, fmt.Sprintf(format, args...)
+}
+
+// add queues an operation.
+func (d *Document) add(now time.Time, t Type, reason string) *Operation {
+	id := fmt.Sprintf("%s-%d", d.Workload, d.number())
+	d.Operations = append(slices.Clone(d.Operations), Operation{ID: id, Type: t, Phase: Queued, Status: Pending, Reason: reason, CreatedAt: now})
+	return &d.Operations[len(d.Operations)-1]
+}
