@@ -168,7 +168,7 @@ func (s *Server) availabilityRoutes(a huma.API) {
 			return &found[OperationList]{OperationList{append([]policy.Operation{}, all...)}}, err
 		})
 	register(s, a, call{http.MethodGet, "/v1/availability/{workload}/operations/{id}", "get-operation", "One operation", ""}, s.getOperation)
-	order(s, a, call{http.MethodPost, "/v1/availability/{workload}/operations/{id}/retry", "retry-operation", "Queue a failed operation again, or do not wait for its next attempt", ""},
+	order(s, a, call{http.MethodPost, "/v1/availability/{workload}/operations/{id}/retry", "retry-operation", "Ask for a failed operation again, as a new one; one that waits begins now", ""},
 		func(ctx context.Context, in *operationOf) (string, policy.Operation, error) {
 			op, err := s.Availability.Retry(ctx, in.Workload, in.ID)
 			return in.Workload, op, err

@@ -112,7 +112,7 @@ func TestAvailability_EnableToDisable(t *testing.T) { // API-1, MOD-5, DIS-1, OP
 	})
 	require.Empty(t, s.call("POST", "/v1/availability/web/operations/web-1/retry", nil, &got))
 	require.Equal(t, policy.Pending, got.Status)
-	require.Equal(t, "AVAILABILITY_OPERATION_NOT_FAILED", s.call("POST", "/v1/availability/web/operations/web-1/retry", nil, nil))
+	require.Equal(t, "web-2", got.ID)
 	p.Work("web", func(v *policy.View, op *policy.Operation) { op.Status, v.Health = policy.Completed, policy.Healthy })
 
 	for _, verb := range []string{"stop", "start", "restart"} {
@@ -121,9 +121,10 @@ func TestAvailability_EnableToDisable(t *testing.T) { // API-1, MOD-5, DIS-1, OP
 	}
 	var list api.OperationList
 	require.Empty(t, s.call("GET", "/v1/availability/web/operations", nil, &list))
-	require.Len(t, list.Operations, 4)
+	require.Len(t, list.Operations, 5)
 	require.Equal(t, policy.Stop, list.Operations[0].Type)
-	require.Equal(t, policy.Enable, list.Operations[3].Type)
+	require.Equal(t, "web-2", list.Operations[3].ID)
+	require.Equal(t, "AVAILABILITY_OPERATION_NOT_FAILED", s.call("POST", "/v1/availability/web/operations/web-2/retry", nil, nil))
 
 	require.Equal(t, "AVAILABILITY_CONFIRMATION_REQUIRED confirm", s.call("POST", "/v1/availability/web/disable", obj{"survivor": "n1"}, nil))
 	require.Equal(t, "AVAILABILITY_SURVIVOR_REQUIRED survivor", s.call("POST", "/v1/availability/web/disable", obj{"confirm": "web"}, nil))

@@ -162,11 +162,15 @@ func (p *Policies) checkLocked(req policy.EnableRequest) (policy.Eligibility, er
 	}
 	for _, id := range slices.Sorted(maps.Keys(p.nodes)) {
 		n := p.nodes[id]
-		r := policy.NodeReason{Node: id, Eligible: n.State == policy.NodeOnline, Origin: id == req.Node, FreeCPU: n.Facts.CPU, FreeMemory: n.Facts.Memory}
+		r := policy.NodeReason{Node: id, Origin: id == req.Node, FreeCPU: n.Facts.CPU, FreeMemory: n.Facts.Memory}
 		r.Selected = req.Settings.Selection != policy.SelectedNodes || slices.Contains(req.Settings.Nodes, id)
-		if !r.Eligible {
-			r.Reason, r.Message = policy.CodeNodeLost, "it is "+string(n.State)
+		switch {
+		case n.State != policy.NodeOnline:
+			r.Reason, r.Message = policy.CodeNodeOffline, "it is "+string(n.State)
+		case !r.Selected:
+			r.Reason, r.Message = policy.CodeNodeNotSelected, "it is not among the selected nodes"
 		}
+		r.Eligible = r.Reason == ""
 		out.Nodes = append(out.Nodes, r)
 	}
 	return out, nil
@@ -325,21 +329,21 @@ func (p *Policies) Retry(_ context.Context, workload, operation string) (policy.
 	if err != nil {
 		return policy.Operation{}, err
 	}
-	for i, op := range k.history {
-		if op.ID != operation {
-			continue
+	for _, op := range k.history {
+		switch {
+		case op.ID != operation:
+		case op.Status != policy.Failed:
+			return policy.Operation{}, refuse(policy.CodeOperationNotFailed, "operation %s is %s; only a failed one can be tried again", op.ID, op.Status)
+		default:
+			return p.queueLocked(workload, policy.Operation{Type: op.Type, Reason: "retry of " + op.ID, Survivor: op.Survivor}), nil
 		}
-		if op.Status != policy.Failed {
-			return policy.Operation{}, refuse(policy.CodeOperationNotFailed, "operation %s did not fail", operation)
-		}
-		k.history = slices.Delete(k.history, i, i+1)
-		op.Status, op.Phase, op.Code, op.Message = policy.Pending, policy.Queued, "", ""
-		k.queue = append(k.queue, op)
-		p.endLocked(workload, k)
-		return op, nil
 	}
-	if slices.ContainsFunc(k.queue, func(op policy.Operation) bool { return op.ID == operation }) {
-		return policy.Operation{}, refuse(policy.CodeOperationNotFailed, "operation %s did not fail", operation)
+	if i := slices.IndexFunc(k.queue, func(op policy.Operation) bool { return op.ID == operation }); i >= 0 {
+		if k.queue[i].Status == policy.Waiting {
+			k.queue[i].Status, k.queue[i].Next = policy.Pending, time.Time{}
+			p.endLocked(workload, k)
+		}
+		return k.queue[i], nil
 	}
 	return policy.Operation{}, missing(policy.CodeOperationUnknown, "workload %s has no operation %s", workload, operation)
 }

@@ -275,7 +275,10 @@ func TestHA_Verbs(t *testing.T) { // API-3, DIS-1, OPS-3
 	}
 	end(policy.Failed)
 	f.must("ha", "retry", "web") // the last that failed
-	require.Equal(t, "web-1", f.view().Operation.ID)
+	require.Equal(t, "retry of web-1", f.view().Operation.Reason)
+	end(policy.Waiting)
+	f.must("ha", "retry", "web") // or the one that waits
+	require.Equal(t, policy.Pending, f.view().Operation.Status)
 	end(policy.Completed)
 	for _, verb := range []policy.Type{policy.Stop, policy.Start, policy.Restart} {
 		f.must("ha", string(verb), "web")

@@ -200,6 +200,8 @@ func placementWord(p policy.PlacementView) string {
 		return "image ready"
 	case p.State == placement.StateRemoved:
 		return "no container"
+	case p.State == "":
+		return "not reported"
 	default:
 		return string(p.State)
 	}
@@ -312,12 +314,9 @@ func printEligibility(w io.Writer, e policy.Eligibility, o api.EnableOrder) erro
 	fmt.Fprintln(w)
 	rows := [][]string{{"NODE", "ELIGIBLE", "FREE CPU", "FREE MEMORY", "REASON"}}
 	for _, n := range e.Nodes {
-		eligible := "yes"
-		switch {
-		case !n.Selected:
-			eligible = "not selected"
-		case !n.Eligible:
-			eligible = "no"
+		eligible := "no"
+		if n.Eligible {
+			eligible = "yes"
 		}
 		node := n.Node
 		if n.Origin {
