@@ -217,7 +217,9 @@ func (p *Policies) List() []policy.View {
 	defer p.mu.Unlock()
 	var out []policy.View
 	for _, name := range slices.Sorted(maps.Keys(p.policies)) {
-		out = append(out, p.policies[name].view)
+		v := p.policies[name].view
+		v.Placements = slices.Clone(v.Placements)
+		out = append(out, v)
 	}
 	return out
 }
