@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/opfield/availability/placement"
 )
@@ -13,11 +14,15 @@ func (d *decision) failures() bool {
 	op := d.active()
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
-		if p.Want != placement.WantServing || p.For != op.ID || d.ready(p) || !d.online(p.Node) {
+		if p.Want != placement.WantServing || p.For != op.ID || d.ready(p) || !d.online(p.Node) || !d.current(p) {
 			continue
 		}
 		if code, message := d.failed(p); code != "" {
 			d.attemptFailed(p, code, message)
+			return true
+		}
+		if o := d.w.Observed[p.Node]; p.answers(o) && o.Fault != nil && d.due(d.startLimit(p)) {
+			d.pause(p, Code(o.Fault.Code), fmt.Sprintf("node %s: %s", p.Node, o.Fault.Message))
 			return true
 		}
 	}
@@ -27,7 +32,7 @@ func (d *decision) failures() bool {
 // failed says why a started copy will not serve, or "".
 func (d *decision) failed(p *Placement) (Code, string) {
 	o := d.w.Observed[p.Node]
-	fresh := o.Revision == p.Revision
+	fresh := p.answers(o)
 	switch {
 	case fresh && o.Fault != nil && o.Fault.Final:
 		return Code(o.Fault.Code), fmt.Sprintf("node %s: %s", p.Node, o.Fault.Message)
@@ -35,10 +40,30 @@ func (d *decision) failed(p *Placement) (Code, string) {
 		return placement.CodeCrashLoop, fmt.Sprintf("node %s: the container ends again and again: %s", p.Node, reasonOf(o))
 	case fresh && o.Fault != nil && transient(o.Fault.Code):
 		return "", "" // tried again by the node, and nobody's fault (IMG-3, STP-3)
-	case d.due(p.Since.Add(d.w.Timing.StartWithin)):
+	case d.due(d.startLimit(p)):
 		return placement.CodeNotReady, fmt.Sprintf("node %s: it was not ready within %v: %s", p.Node, d.w.Timing.StartWithin, reasonOf(o))
 	}
 	return "", ""
+}
+
+// pause lets the operation give up its turn because of something that is
+// nobody's fault and passes: it counts as no failed attempt (IMG-3, STP-3).
+func (d *decision) pause(p *Placement, code Code, message string) {
+	d.hold(code, "%s", message)
+	op := &d.doc.Operations[0]
+	op.Next = d.now.Add(d.w.Timing.RetryFirst)
+	p.Since = op.Next
+	d.wake(op.Next)
+}
+
+// startLimit is when a started copy must be ready. The time in which this
+// controller did not see the node does not count.
+func (d *decision) startLimit(p *Placement) time.Time {
+	from := p.Since
+	if seen := d.w.Nodes[p.Node].Healthy; seen.After(from) {
+		from = seen
+	}
+	return from.Add(d.w.Timing.StartWithin)
 }
 
 func transient(code string) bool {
@@ -66,7 +91,7 @@ func (d *decision) attemptFailed(p *Placement, code Code, message string) {
 		d.again(code, "%s", message)
 	}
 	if p.Mirror != "" {
-		p.Restarts++ // the node tries again
+		p.startAgain() // the node tries again
 		return
 	}
 	if op.Type != Rollout && !slices.Contains(op.Avoid, p.Node) {
@@ -77,7 +102,7 @@ func (d *decision) attemptFailed(p *Placement, code Code, message string) {
 		}
 		op.Avoid = nil
 	}
-	p.Restarts++
+	p.startAgain()
 	p.Since = op.Next
 	d.step(p.Node, "start again on %s", p.Node)
 }

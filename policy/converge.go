@@ -170,14 +170,17 @@ func (d *decision) image() bool {
 		}
 	}
 	if source == nil {
-		d.phase(PreparingImages, "waits for node %s, which has the image", v.SourceNode)
-		d.hold(placement.CodeImageMirror, "node %s has the image and is not online", v.SourceNode)
+		d.phase(PreparingImages, "waits for a node that has the image")
+		d.hold(placement.CodeImageMirror, "no node that has the image, or could fetch it, is online")
 		return false
 	}
-	source.Mirror = v.Source
+	op := d.active()
+	if source.Mirror != v.Source {
+		source.Mirror, source.Revision, source.For, source.Since = v.Source, 0, op.ID, d.now
+	}
 	o := d.w.Observed[source.Node]
 	d.phase(PreparingImages, "node %s pushes the image into the internal registry", source.Node)
-	if o.Revision != source.Revision {
+	if !source.answers(o) {
 		return false
 	}
 	if o.Mirrored != nil {
@@ -191,6 +194,9 @@ func (d *decision) image() bool {
 	}
 	if o.Fault != nil {
 		d.phase(PreparingImages, "node %s: %s", source.Node, o.Fault.Message)
+		if d.due(d.startLimit(source)) {
+			d.pause(source, Code(o.Fault.Code), fmt.Sprintf("node %s: %s", source.Node, o.Fault.Message))
+		}
 	}
 	return false
 }
@@ -203,12 +209,31 @@ func (d *decision) mirrorNode(v *Version) *Placement {
 	if v.SourceNode != "" && d.w.Nodes[v.SourceNode].ID != "" && v.Generation == 1 {
 		return nil // only the origin is sure to have an image id
 	}
+	var best *Placement
 	for i := range d.doc.Placements {
-		if p := &d.doc.Placements[i]; d.online(p.Node) && p.Want == placement.WantServing {
-			return p
+		p := &d.doc.Placements[i]
+		if d.online(p.Node) && p.Want != placement.WantAbsent && (best == nil || best.Want != placement.WantServing && p.Want == placement.WantServing) {
+			best = p
 		}
 	}
-	return nil
+	if best == nil { // nothing of the workload is left: any node may fetch the image
+		if nodes := d.candidates(); len(nodes) > 0 {
+			best = d.place(nodes[0])
+			best.Generation = d.doc.Current
+			d.put(best, placement.WantPrepared)
+		}
+	}
+	return best
+}
+
+// place returns the placement on a node, a new one if there is none. Pointers
+// to other placements do not hold after it.
+func (d *decision) place(node string) *Placement {
+	if p := d.doc.placementOn(node); p != nil {
+		return p
+	}
+	d.doc.Placements = append(d.doc.Placements, Placement{Node: node, Original: node == d.doc.Original.Node, Since: d.now})
+	return &d.doc.Placements[len(d.doc.Placements)-1]
 }
 
 // replaceLost gives up the placements of lost nodes.
@@ -234,7 +259,7 @@ func (d *decision) replaceSuspended() {
 			d.put(p, rest(p))
 			return
 		}
-		p.Restarts++
+		p.startAgain()
 		p.For, p.Since = op.ID, d.now
 		d.step(p.Node, "restart on %s: no other node can take it", p.Node)
 		return
@@ -248,7 +273,7 @@ func (d *decision) move(t tally) bool {
 	missing := s.Replicas - (len(t.serving) - len(t.vacate)) - returning(t.draining)
 	// may reports whether one placement less may serve now.
 	may := func(p *Placement) bool {
-		return !d.serves(p) || t.ready-1 >= s.Replicas-s.MaxUnavailable
+		return d.down(p) || t.ready-1 >= s.Replicas-s.MaxUnavailable
 	}
 	switch {
 	case missing > 0 && len(t.serving)+returning(t.draining) < s.Replicas:
@@ -269,7 +294,7 @@ func (d *decision) move(t tally) bool {
 	if op := d.active(); op.RolledBack && len(t.serving)+returning(t.draining) > s.Replicas {
 		// What was started for the new version only is not brought back.
 		for _, p := range t.old {
-			if !d.serves(p) {
+			if d.down(p) {
 				d.retire(p, rest(p))
 				return true
 			}
@@ -278,12 +303,12 @@ func (d *decision) move(t tally) bool {
 	if len(t.old) > 0 {
 		return d.update(t, running, may)
 	}
-	if extra := len(t.serving) + returning(t.draining) - s.Replicas; extra > 0 {
+	if extra := len(t.serving) + returning(t.draining) - s.Replicas; extra > 0 && len(t.serving) > 0 {
 		p := d.firstToGo(t.serving)
 		if len(t.vacate) > 0 {
 			p = d.firstToGo(t.vacate)
 		}
-		if !d.serves(p) || t.ready > s.Replicas-s.MaxUnavailable && (t.ready > s.Replicas || s.MaxUnavailable > 0) {
+		if d.down(p) || t.ready > s.Replicas-s.MaxUnavailable && (t.ready > s.Replicas || s.MaxUnavailable > 0) {
 			d.retire(p, rest(p))
 			return true
 		}
@@ -313,11 +338,7 @@ func (d *decision) addCopy() bool {
 	if len(nodes) == 0 {
 		return false
 	}
-	p := d.doc.placementOn(nodes[0])
-	if p == nil {
-		d.doc.Placements = append(d.doc.Placements, Placement{Node: nodes[0], Original: nodes[0] == d.doc.Original.Node})
-		p = &d.doc.Placements[len(d.doc.Placements)-1]
-	}
+	p := d.place(nodes[0])
 	p.Generation = d.doc.Current
 	d.put(p, placement.WantServing)
 	return true
@@ -328,6 +349,16 @@ func (d *decision) addCopy() bool {
 func (d *decision) update(t tally, running int, may func(*Placement) bool) bool {
 	s := d.doc.Settings
 	p := d.nextToUpdate(t.old)
+	fresh := 0 // of the new version, and serving
+	for _, q := range t.serving {
+		if d.serves(q) && d.current(q) {
+			fresh++
+		}
+	}
+	if fresh >= s.Replicas && !p.Original {
+		d.retire(p, rest(p)) // enough have the new version: this one is not needed
+		return true
+	}
 	switch {
 	case may(p):
 		if !d.prefetched(p) {
@@ -336,7 +367,7 @@ func (d *decision) update(t tally, running int, may func(*Placement) bool) bool 
 		p.For = d.active().ID
 		d.retire(p, placement.WantServing)
 		if p.Want == placement.WantServing { // its node is away: nothing to drain
-			p.Generation, p.Since = d.doc.Current, d.now
+			p.Generation, p.Since, p.Revision = d.doc.Current, d.now, 0
 		}
 		return true
 	case running < s.Replicas+s.MaxSurge:
@@ -350,14 +381,14 @@ func (d *decision) update(t tally, running int, may func(*Placement) bool) bool 
 // start then says why.
 func (d *decision) prefetched(p *Placement) bool {
 	o := d.w.Observed[p.Node]
-	return !d.online(p.Node) || o.Revision == p.Revision && (o.PrefetchReady || o.Fault != nil && o.Fault.Final)
+	return !d.online(p.Node) || p.answers(o) && (o.PrefetchReady || o.Fault != nil && o.Fault.Final)
 }
 
 // nextToUpdate is the placement that is updated first: one that does not serve
 // anyway, and the original last.
 func (d *decision) nextToUpdate(old []*Placement) *Placement {
 	return slices.MinFunc(old, func(a, b *Placement) int {
-		if r := boolFirst(!d.serves(a), !d.serves(b)); r != 0 {
+		if r := boolFirst(d.down(a), d.down(b)); r != 0 {
 			return r
 		}
 		if r := boolFirst(!a.Original, !b.Original); r != 0 {
@@ -371,7 +402,7 @@ func (d *decision) nextToUpdate(old []*Placement) *Placement {
 // then that of the lowest priority, then the youngest that is no original.
 func (d *decision) firstToGo(from []*Placement) *Placement {
 	return slices.MinFunc(from, func(a, b *Placement) int {
-		if r := boolFirst(!d.serves(a), !d.serves(b)); r != 0 {
+		if r := boolFirst(d.down(a), d.down(b)); r != 0 {
 			return r
 		}
 		if ra, rb := d.rank(a.Node), d.rank(b.Node); d.doc.Settings.PriorityMode && ra != rb {

@@ -38,6 +38,7 @@ type decision struct {
 	doc    Document
 	next   time.Time
 	events []Event
+	ended  int // operations
 }
 
 // Decide returns what becomes of a document as the world is. The same input
@@ -59,13 +60,13 @@ func Decide(now time.Time, doc Document, w World) Plan {
 	d.forget()
 	// An operation that ends makes room for the next one at once.
 	for range len(d.doc.Operations) + 2 {
-		ended := len(d.doc.History)
+		ended := d.ended
 		d.turn()
 		d.work()
 		if d.active() == nil {
 			d.propose()
 		}
-		if len(d.doc.Operations) == 0 || len(d.doc.History) == ended {
+		if len(d.doc.Operations) == 0 || d.ended == ended {
 			break
 		}
 	}
@@ -78,12 +79,10 @@ func Decide(now time.Time, doc Document, w World) Plan {
 	}
 }
 
-// wake asks for a decision at a time.
+// wake asks for a decision at a time to come; one that has passed was decided
+// about just now.
 func (d *decision) wake(at time.Time) {
-	if !at.After(d.now) {
-		at = d.now.Add(time.Millisecond)
-	}
-	if d.next.IsZero() || at.Before(d.next) {
+	if at.After(d.now) && (d.next.IsZero() || at.Before(d.next)) {
 		d.next = at
 	}
 }
@@ -121,7 +120,7 @@ func (d *decision) put(p *Placement, want placement.Want) {
 	if p.Want == want {
 		return
 	}
-	p.Want, p.Since, p.Closed = want, d.now, time.Time{}
+	p.Want, p.Since, p.Closed, p.Revision = want, d.now, time.Time{}, 0
 	p.Bad, p.Good, p.Suspended, p.CheckedAt = 0, 0, false, time.Time{}
 	if want != placement.WantDraining {
 		p.After = ""
@@ -131,6 +130,15 @@ func (d *decision) put(p *Placement, want placement.Want) {
 	}
 	d.step(p.Node, "%s on %s, generation %d", verb(want), p.Node, p.Generation)
 }
+
+// answers reports whether a node's word is about the present record: one that
+// was changed just now has no number, and no answer yet.
+func (p *Placement) answers(o placement.Observed) bool {
+	return p.Revision != 0 && o.Revision == p.Revision
+}
+
+// startAgain asks for a new start of the container.
+func (p *Placement) startAgain() { p.Restarts, p.Revision = p.Restarts+1, 0 }
 
 func verb(w placement.Want) string {
 	switch w {
@@ -199,6 +207,21 @@ func (d *decision) ready(p *Placement) bool {
 		o.Generation == p.Generation && o.Restarts >= p.Restarts
 }
 
+// down reports whether the placement is known not to serve. What is not known,
+// because its node has not told anything yet or is not heard, may serve well:
+// nothing is taken away on that ground.
+func (d *decision) down(p *Placement) bool {
+	if p.Want != placement.WantServing {
+		return true
+	}
+	n, known := d.w.Nodes[p.Node]
+	if !known || n.State == NodeOffline {
+		return true
+	}
+	_, told := d.w.Observed[p.Node]
+	return (told && n.State == NodeOnline || p.Suspended) && !d.ready(p)
+}
+
 // serves is ready, and every ingress node leads to it.
 func (d *decision) serves(p *Placement) bool {
 	open, known := d.w.LinksOpen[p.Node]
@@ -219,7 +242,7 @@ func (d *decision) adopted() {
 	}
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
-		if o := d.w.Observed[p.Node]; p.Original && o.Revision == p.Revision && o.Generation == p.Generation && o.Role == placement.RoleServing && o.Ready {
+		if o := d.w.Observed[p.Node]; p.Original && p.answers(o) && o.Generation == p.Generation && o.Role == placement.RoleServing && o.Ready {
 			d.doc.Routed = true
 			d.step(p.Node, "routes count the placements of the policy only")
 		}
@@ -238,7 +261,7 @@ func (d *decision) check() {
 			continue // it is being started: that has its own limits
 		}
 		o, ok := d.w.Observed[p.Node]
-		if !ok || o.Revision != p.Revision || o.Fault != nil && o.Fault.Code == placement.CodeDaemonBusy {
+		if !ok || !p.answers(o) || o.Fault != nil && o.Fault.Code == placement.CodeDaemonBusy {
 			continue // not asked, or no answer: that changes nothing
 		}
 		bad := o.Looping || o.State != placement.StateRunning || !o.Ready
@@ -301,8 +324,8 @@ func (d *decision) drain() {
 			p.Closed = d.now
 		}
 		o := d.w.Observed[p.Node]
-		idle := o.Revision == p.Revision && o.Role == placement.RoleDraining && o.Streams == 0
-		ended := o.Revision == p.Revision && (o.State == placement.StateStopped || o.State == placement.StateRemoved)
+		idle := p.answers(o) && o.Role == placement.RoleDraining && o.Streams == 0
+		ended := p.answers(o) && (o.State == placement.StateStopped || o.State == placement.StateRemoved)
 		if idle || ended || d.due(p.Closed.Add(time.Duration(d.doc.Settings.DrainSeconds)*time.Second)) {
 			d.drained(p)
 		}
@@ -317,7 +340,7 @@ func (d *decision) drained(p *Placement) {
 	}
 	if after == placement.WantServing {
 		if d.current(p) {
-			p.Restarts++
+			p.startAgain()
 		} else {
 			p.Generation = d.doc.Current
 		}
@@ -337,7 +360,7 @@ func (d *decision) forget() {
 	for i := range d.doc.Placements { // an original of a node that was away
 		p := &d.doc.Placements[i]
 		o := d.w.Observed[p.Node]
-		if d.doc.Released && p.Original && p.Node != survivor && p.Want == placement.WantPrepared && o.Revision == p.Revision && o.Done && d.online(p.Node) {
+		if d.doc.Released && p.Original && p.Node != survivor && p.Want == placement.WantPrepared && p.answers(o) && o.Done && d.online(p.Node) {
 			d.put(p, placement.WantReleased)
 		}
 	}
@@ -347,7 +370,7 @@ func (d *decision) forget() {
 		if p.Want == placement.WantReleased && d.doc.Released { // the survivor last: it counts in routing
 			gone = p.Node != survivor || left == 0
 		}
-		done := gone && o.Revision == p.Revision && o.Done && d.reachable(p.Node)
+		done := gone && p.answers(o) && o.Done && d.reachable(p.Node)
 		_, known := d.w.Nodes[p.Node]
 		if done || !known && p.Want != placement.WantServing {
 			d.step(p.Node, "nothing is left to do on %s", p.Node)

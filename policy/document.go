@@ -119,8 +119,8 @@ type Node struct {
 	// Lost is when an offline node was lost: all times of a node loss count
 	// from it.
 	Lost time.Time `json:"lost,omitzero"`
-	// Healthy is since when it has been online without an error, as far as
-	// this controller knows (PRI-3).
+	// Healthy is since when it has been online without an error and without a
+	// break, as far as this controller knows (PRI-3).
 	Healthy time.Time `json:"healthy,omitzero"`
 	// Drained: an operator wants no placement there.
 	Drained bool `json:"drained,omitempty"`

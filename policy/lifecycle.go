@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/opfield/availability/placement"
@@ -29,11 +30,11 @@ func (d *decision) stop() {
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
 		o := d.w.Observed[p.Node]
-		if p.Want != placement.WantStopped || !d.online(p.Node) || o.Revision == p.Revision && o.Done {
+		if p.Want != placement.WantStopped || !d.online(p.Node) || p.answers(o) && o.Done {
 			continue
 		}
 		d.phase(Stopping, "node %s stops its copy", p.Node)
-		if o.Revision == p.Revision && o.Fault != nil {
+		if p.answers(o) && o.Fault != nil {
 			d.hold(Code(o.Fault.Code), "node %s: %s", p.Node, o.Fault.Message)
 		}
 		return
@@ -46,12 +47,23 @@ func (d *decision) stop() {
 func (d *decision) start() {
 	if d.doc.Stopped {
 		d.doc.Stopped = false
+		var served []*Placement
 		for i := range d.doc.Placements {
-			p := &d.doc.Placements[i]
-			if p.Served && p.Want == placement.WantStopped {
-				p.Served, p.Generation = false, d.doc.Current
-				d.put(p, placement.WantServing)
+			if p := &d.doc.Placements[i]; p.Served && p.Want == placement.WantStopped {
+				served = append(served, p)
 			}
+		}
+		slices.SortFunc(served, func(a, b *Placement) int {
+			return cmp.Or(boolFirst(d.doc.Settings.allows(a.Node), d.doc.Settings.allows(b.Node)), boolFirst(a.Original, b.Original), compare(a.Node, b.Node))
+		})
+		for i, p := range served {
+			p.Served = false
+			if i >= d.doc.Settings.Replicas { // fewer are wanted since the stop
+				d.put(p, rest(p))
+				continue
+			}
+			p.Generation = d.doc.Current
+			d.put(p, placement.WantServing)
 		}
 	}
 	d.converge()
@@ -76,7 +88,7 @@ func (d *decision) restart() {
 		}
 		if p.For != op.ID {
 			t := d.tally()
-			if d.serves(p) && t.ready < min(len(t.serving), d.doc.Settings.Replicas) {
+			if !d.down(p) && t.ready < min(len(t.serving), d.doc.Settings.Replicas) {
 				d.phase(CheckingHealth, "the other placements are not all ready")
 				if !d.due(op.StartedAt.Add(d.w.Timing.StartWithin)) {
 					return
@@ -85,7 +97,7 @@ func (d *decision) restart() {
 			p.For = op.ID
 			d.retire(p, placement.WantServing)
 			if p.Want == placement.WantServing { // its node is away: nothing to drain
-				p.Restarts++
+				p.startAgain()
 				p.Since = d.now
 			}
 			d.phase(Draining, "the links to %s close", p.Node)
@@ -109,7 +121,7 @@ func (d *decision) cleanup() {
 	if nodes := d.unclean(); len(nodes) > 0 {
 		p := d.doc.placementOn(nodes[0])
 		d.phase(CleaningUp, "node %s removes its copy", p.Node)
-		if o := d.w.Observed[p.Node]; o.Revision == p.Revision && o.Fault != nil {
+		if o := d.w.Observed[p.Node]; p.answers(o) && o.Fault != nil {
 			d.phase(CleaningUp, "node %s: %s", p.Node, o.Fault.Message)
 			d.again(Code(o.Fault.Code), "node %s: %s", p.Node, o.Fault.Message)
 		}
@@ -124,7 +136,7 @@ func (d *decision) unclean() []string {
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
 		o := d.w.Observed[p.Node]
-		if p.Want == placement.WantAbsent && d.online(p.Node) && (o.Revision != p.Revision || !o.Done) {
+		if p.Want == placement.WantAbsent && d.online(p.Node) && (!p.answers(o) || !o.Done) {
 			out = append(out, p.Node)
 		}
 	}
@@ -147,7 +159,7 @@ func (d *decision) disable() {
 	}
 	d.put(survivor, placement.WantReleased)
 	o := d.w.Observed[survivor.Node]
-	if d.online(survivor.Node) && (o.Revision != survivor.Revision || !o.Done) {
+	if d.online(survivor.Node) && (!survivor.answers(o) || !o.Done) {
 		d.phase(Finalizing, "node %s lets the container go: %s", survivor.Node, reasonOf(o))
 		return
 	}
@@ -185,20 +197,20 @@ func (d *decision) freeSurvivor(s *Placement) bool {
 	}
 	if s.Want != placement.WantServing {
 		if s.Want != placement.WantDraining {
-			s.Generation = d.doc.Current
+			s.Generation, s.Revision = d.doc.Current, 0
 		}
 		d.put(s, placement.WantServing)
 	}
 	others := false
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
-		others = others || p != s && d.serves(p)
+		others = others || p != s && !d.down(p)
 	}
 	if others && !d.serves(s) {
 		d.phase(CheckingHealth, "the survivor on %s: %s", s.Node, reasonOf(d.w.Observed[s.Node]))
 		if code, message := d.failed(s); d.online(s.Node) && code != "" {
 			d.again(code, "%s", message)
-			s.Restarts++
+			s.startAgain()
 			s.Since = d.active().Next
 		}
 		return false
@@ -227,7 +239,7 @@ func (d *decision) endOthers(s *Placement) bool {
 			d.put(p, rest(p))
 		}
 		o := d.w.Observed[p.Node]
-		done := o.Revision == p.Revision && o.Done
+		done := p.answers(o) && o.Done
 		switch {
 		case p.Want == placement.WantDraining || !d.online(p.Node):
 		case done && p.Original:

@@ -227,7 +227,7 @@ func (d *decision) nodeRefusal(id string, v *Version) (Code, string) {
 	o := d.w.Observed[id]
 	return d.w.Nodes[id].refusal(claim{
 		workload: d.doc.Workload, container: name, version: v,
-		haveImage: p != nil && o.Revision == p.Revision && (o.ImageReady && p.Generation == v.Generation || o.PrefetchReady),
+		haveImage: p != nil && p.answers(o) && (o.ImageReady && p.Generation == v.Generation || o.PrefetchReady),
 	})
 }
 

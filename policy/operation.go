@@ -29,6 +29,9 @@ func (t Type) Limited() bool {
 	return false
 }
 
+// lifecycle reports whether the type starts or stops the workload as it is.
+func (t Type) lifecycle() bool { return t == Start || t == Stop || t == Restart || t == Disable }
+
 // Phase says how far an operation is.
 type Phase string
 

@@ -135,11 +135,7 @@ func (d *decision) standbys() {
 	nodes := d.candidates()
 	chosen := nodes[:min(standbysWanted, len(nodes))]
 	for _, node := range chosen {
-		p := d.doc.placementOn(node)
-		if p == nil {
-			d.doc.Placements = append(d.doc.Placements, Placement{Node: node, Original: node == d.doc.Original.Node, Since: d.now})
-			p = &d.doc.Placements[len(d.doc.Placements)-1]
-		}
+		p := d.place(node)
 		if p.Want != placement.WantPrepared || p.Generation != d.doc.Current {
 			p.Generation = d.doc.Current
 			d.put(p, placement.WantPrepared)

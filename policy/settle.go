@@ -34,7 +34,7 @@ func (d *decision) settle() {
 		switch {
 		case !d.online(p.Node):
 			d.phase(Starting, "waits for node %s, which is away", p.Node)
-		case o.Revision != p.Revision:
+		case !p.answers(o):
 			d.phase(Starting, "node %s begins", p.Node)
 		case !o.ImageReady:
 			d.phase(PreparingImages, "node %s pulls the image", p.Node)
@@ -44,14 +44,13 @@ func (d *decision) settle() {
 			d.phase(Starting, "%s: %s", p.Node, reasonOf(o))
 		}
 		if d.online(p.Node) {
-			d.wake(p.Since.Add(d.w.Timing.StartWithin))
+			d.wake(d.startLimit(p))
 		}
 		return
 	}
 	for _, p := range t.serving {
 		if !d.serves(p) {
 			d.phase(ActivatingRoutes, "an ingress node does not lead to %s yet", p.Node)
-			d.wake(p.Since.Add(d.w.Timing.StartWithin))
 			return
 		}
 	}
@@ -84,7 +83,7 @@ func (d *decision) leftover() string {
 		p := &d.doc.Placements[i]
 		if p.Want == placement.WantAbsent && d.online(p.Node) && p.For == d.active().ID {
 			o, ok := d.w.Observed[p.Node]
-			if ok && o.Revision == p.Revision && o.Fault != nil {
+			if ok && p.answers(o) && o.Fault != nil {
 				continue // a later cleanup sees to it
 			}
 			d.wake(p.Since.Add(d.w.Timing.NodeWithin))
@@ -144,7 +143,7 @@ func (d *decision) progress() int {
 	if op := d.active(); op.Type == Stop || op.Type == Restart || op.Type == Disable {
 		all, good = max(len(d.doc.Placements), 1), 0
 		for i := range d.doc.Placements {
-			if o := d.w.Observed[d.doc.Placements[i].Node]; o.Revision == d.doc.Placements[i].Revision && o.Done {
+			if o := d.w.Observed[d.doc.Placements[i].Node]; d.doc.Placements[i].answers(o) && o.Done {
 				good++
 			}
 		}

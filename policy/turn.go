@@ -1,6 +1,7 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"time"
@@ -31,15 +32,9 @@ func (d *decision) turn() {
 		return
 	}
 	if head.Status == Waiting && len(ops) > 1 {
-		// The others first: the one that waits goes to the end.
-		waiting := *head
-		d.doc.Operations = append(slices.Clone(ops[1:]), waiting)
+		d.overtake()
 		ops = d.doc.Operations
 		head = &ops[0]
-		if head.Status == Waiting { // all wait: the one that is due first
-			slices.SortStableFunc(ops, func(a, b Operation) int { return a.Next.Compare(b.Next) })
-			head = &ops[0]
-		}
 	}
 	switch head.Status {
 	case Running:
@@ -48,7 +43,10 @@ func (d *decision) turn() {
 		if !d.due(head.Next) || head.Type.Limited() && !d.w.Slot {
 			return
 		}
-		head.Status, head.Next, head.Seen = Running, time.Time{}, d.now
+		head.Status, head.Next = Running, time.Time{}
+		if head.Type == Rollout {
+			head.Seen = d.now
+		}
 		if head.StartedAt.IsZero() {
 			head.StartedAt = d.now
 		}
@@ -57,6 +55,26 @@ func (d *decision) turn() {
 		}
 		d.begin(head)
 	}
+}
+
+// overtake lets what is queued go before an operation that waits: what a user
+// asked for first. A stop, start or restart that waits is not followed up
+// after a newer one.
+func (d *decision) overtake() {
+	ops := slices.Clone(d.doc.Operations)
+	if i := slices.IndexFunc(ops[1:], func(op Operation) bool { return op.Type.lifecycle() }); ops[0].Type.lifecycle() && i >= 0 {
+		d.archive(ops[0], Cancelled, CodeSuperseded, "a newer "+string(ops[i+1].Type)+" was asked for")
+		d.doc.Operations = ops[1:]
+		if ops = ops[1:]; ops[0].Status != Waiting || len(ops) == 1 {
+			return
+		}
+		d.overtake()
+		return
+	}
+	slices.SortStableFunc(ops, func(a, b Operation) int {
+		return cmp.Or(boolFirst(a.Type.lifecycle(), b.Type.lifecycle()), boolFirst(a.Status == Pending, b.Status == Pending), a.Next.Compare(b.Next))
+	})
+	d.doc.Operations = ops
 }
 
 // count adds up the time an operation ran while a controller was there: a gap
@@ -102,6 +120,7 @@ func (d *decision) begin(op *Operation) {
 
 // archive moves an operation to the history.
 func (d *decision) archive(op Operation, status Status, code Code, message string) {
+	d.ended++
 	op.Status, op.FinishedAt, op.Next, op.Note = status, d.now, time.Time{}, ""
 	if code != "" {
 		op.Code, op.Message = code, message
@@ -146,7 +165,7 @@ func (d *decision) rolloutProblem() bool {
 func (d *decision) hold(code Code, format string, args ...any) {
 	op := d.active()
 	message := fmt.Sprintf(format, args...)
-	op.Status, op.Code, op.Note, op.Next = Waiting, code, message, time.Time{}
+	op.Status, op.Code, op.Note, op.Next, op.Seen = Waiting, code, message, time.Time{}, time.Time{}
 }
 
 // again lets the operation wait for its next attempt after a failure.
@@ -154,7 +173,7 @@ func (d *decision) again(code Code, format string, args ...any) {
 	op := d.active()
 	op.Attempts++
 	op.Status, op.Code, op.Message = Waiting, code, fmt.Sprintf(format, args...)
-	op.Note = ""
+	op.Note, op.Seen = "", time.Time{}
 	wait := d.w.Timing.RetryFirst
 	for i := 1; i < op.Attempts && wait < d.w.Timing.RetryMost; i++ {
 		wait *= 2
