@@ -40,6 +40,11 @@ type Cert struct {
 	Error   string    `json:"error,omitempty"`
 }
 
+// CertList is the answer of GET /v1/certs.
+type CertList struct {
+	Certs []Cert `json:"certs"`
+}
+
 // checkCert returns the pair as it is stored: one PEM text with the chain and
 // then the key, which tls.X509KeyPair reads with the text as both arguments.
 func checkCert(up CertUpload, now time.Time) ([]byte, *x509.Certificate, error) {
@@ -151,7 +156,7 @@ func (s *Server) putCert(ctx context.Context, r *http.Request) (any, error) {
 
 func (s *Server) listCerts(ctx context.Context, _ *http.Request) (any, error) {
 	stored, err := s.certs(ctx)
-	return map[string][]Cert{"certs": stored}, err
+	return CertList{stored}, err
 }
 
 func (s *Server) certs(ctx context.Context) ([]Cert, error) {

@@ -22,6 +22,16 @@ type NewToken struct {
 	For  identity.Token `json:"for"`
 }
 
+// TokenList is the answer of GET /v1/tokens.
+type TokenList struct {
+	Tokens []identity.Token `json:"tokens"`
+}
+
+// IdentityList is the answer of GET /v1/identities.
+type IdentityList struct {
+	Identities []identity.Member `json:"identities"`
+}
+
 func (s *Server) createToken(_ context.Context, r *http.Request) (any, error) {
 	var order TokenOrder
 	if err := decode(r, &order); err != nil {
@@ -48,7 +58,7 @@ func (s *Server) createToken(_ context.Context, r *http.Request) (any, error) {
 }
 
 func (s *Server) listTokens(context.Context, *http.Request) (any, error) {
-	return map[string][]identity.Token{"tokens": append([]identity.Token{}, s.CA.Tokens()...)}, nil
+	return TokenList{append([]identity.Token{}, s.CA.Tokens()...)}, nil
 }
 
 func (s *Server) revokeToken(_ context.Context, r *http.Request) (any, error) {
@@ -60,7 +70,7 @@ func (s *Server) revokeToken(_ context.Context, r *http.Request) (any, error) {
 }
 
 func (s *Server) listIdentities(context.Context, *http.Request) (any, error) {
-	return map[string][]identity.Member{"identities": append([]identity.Member{}, s.CA.Members()...)}, nil
+	return IdentityList{append([]identity.Member{}, s.CA.Members()...)}, nil
 }
 
 // revokeIdentity is done when the CA has it on disk; telling everybody else is

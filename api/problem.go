@@ -11,17 +11,20 @@ import (
 
 	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/policy"
 )
 
 // Code is a stable, machine-readable name of a refusal.
 type Code string
 
-// The codes of this package. Route codes come from the route checker.
+// The codes of this package. Route codes come from the route checker, those of
+// availability from packages policy and placement.
 const (
 	CodeMalformed      Code = "REQUEST_MALFORMED"
 	CodeTooLarge       Code = "REQUEST_TOO_LARGE"
 	CodeNotFound       Code = "NOT_FOUND"
 	CodeStoreAway      Code = "STORE_UNAVAILABLE"
+	CodeEngineAway     Code = "AVAILABILITY_ENGINE_UNAVAILABLE"
 	CodeInternal       Code = "INTERNAL"
 	CodeRouteInvalid   Code = "ROUTE_INVALID"
 	CodeRouteName      Code = "ROUTE_NAME_MISMATCH"
@@ -67,10 +70,22 @@ type Problem struct {
 	Code   Code       `json:"code"`
 	Detail string     `json:"detail"`
 	Errors Violations `json:"errors,omitempty"`
+	// Eligibility explains AVAILABILITY_PREFLIGHT_BLOCKED.
+	Eligibility *policy.Eligibility `json:"eligibility,omitempty"`
+
+	workload string // that was asked for, for the log
 }
 
 // Error returns the detail with its code.
 func (p *Problem) Error() string { return fmt.Sprintf("%s (%s)", p.Detail, p.Code) }
+
+// GetStatus returns the HTTP status.
+func (p *Problem) GetStatus() int { return p.Status }
+
+// ContentType returns the media type of RFC 9457 for JSON.
+func (p *Problem) ContentType(string) string { return problemType }
+
+const problemType = "application/problem+json"
 
 func refuse(status int, code Code, format string, args ...any) *Problem {
 	return &Problem{Type: "about:blank", Title: http.StatusText(status), Status: status, Code: code, Detail: fmt.Sprintf(format, args...)}
@@ -81,6 +96,9 @@ func refuse(status int, code Code, format string, args ...any) *Problem {
 func problemOf(err error, log *slog.Logger) *Problem {
 	if p, ok := errors.AsType[*Problem](err); ok {
 		return p
+	}
+	if r, ok := errors.AsType[*policy.Refusal](err); ok {
+		return refusal(r)
 	}
 	if v, ok := errors.AsType[Violations](err); ok && len(v) > 0 {
 		p := refuse(http.StatusUnprocessableEntity, v[0].Code, "%s", v.Error())
@@ -103,8 +121,28 @@ func problemOf(err error, log *slog.Logger) *Problem {
 	return refuse(http.StatusServiceUnavailable, CodeStoreAway, "the store did not answer; try again, and see the controller's log")
 }
 
+// refusal is what the policy engine did not accept.
+func refusal(r *policy.Refusal) *Problem {
+	status := http.StatusUnprocessableEntity
+	switch {
+	case r.NotFound:
+		status = http.StatusNotFound
+	case r.Conflict && len(r.Violations) == 0, r.Code == policy.CodePreflight:
+		status = http.StatusConflict
+	}
+	p := refuse(status, Code(r.Code), "%s", r.Message)
+	p.Eligibility = r.Eligibility
+	for _, v := range r.Violations {
+		p.Errors = append(p.Errors, Violation{Code(v.Code), v.Field, v.Message})
+	}
+	if p.Detail == "" {
+		p.Detail = p.Errors.Error()
+	}
+	return p
+}
+
 func writeProblem(w http.ResponseWriter, p *Problem) {
-	w.Header().Set("Content-Type", "application/problem+json")
+	w.Header().Set("Content-Type", problemType)
 	w.WriteHeader(p.Status)
 	_ = json.NewEncoder(w).Encode(p) // the client is gone
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/identity"
 	"github.com/opfield/availability/placement"
+	"github.com/opfield/availability/policy"
 )
 
 const expiryWarning = 14 * 24 * time.Hour
@@ -23,6 +24,7 @@ type Report struct {
 	Relays    []ProcessView `json:"relays"`
 	Ingresses []ProcessView `json:"ingresses"`
 	Routes    []RouteView   `json:"routes"`
+	Policies  []policy.View `json:"policies"`
 	Warnings  []string      `json:"warnings"`
 }
 
@@ -43,6 +45,7 @@ type NodeView struct {
 	State      Liveness                 `json:"state"`
 	Since      time.Time                `json:"since,omitzero"`
 	Reason     string                   `json:"reason,omitempty"`
+	Drained    bool                     `json:"drained,omitempty"` // an operator wants no placement there
 	Version    string                   `json:"version,omitempty"`
 	Seen       time.Time                `json:"seen,omitzero"`
 	Expires    time.Time                `json:"certificateExpires,omitzero"`
@@ -51,6 +54,11 @@ type NodeView struct {
 	Relays     []bus.RelaySessionStatus `json:"relays"`
 	Warnings   []string                 `json:"warnings"`
 	Placements []placement.Event        `json:"placements"`
+}
+
+// NodeList is the answer of GET /v1/nodes.
+type NodeList struct {
+	Nodes []NodeView `json:"nodes"`
 }
 
 // RouteView is a route with where it leads.
@@ -72,6 +80,10 @@ func comparePlacements(a, b placement.ID) int { return cmp.Compare(a.String(), b
 
 func (s *Server) status(ctx context.Context, _ *http.Request) (any, error) {
 	rep := s.Fleet.report(time.Now())
+	s.drained(rep.Nodes)
+	if s.Availability != nil {
+		rep.Policies = append(rep.Policies, s.Availability.List()...)
+	}
 	routes, err := s.listRoutes(ctx, nil)
 	if err != nil {
 		rep.Warnings = append(rep.Warnings, "routes cannot be read: "+problemOf(err, s.Logger).Detail)
@@ -93,12 +105,28 @@ func (s *Server) status(ctx context.Context, _ *http.Request) (any, error) {
 }
 
 func (s *Server) nodes(context.Context, *http.Request) (any, error) {
-	return map[string][]NodeView{"nodes": s.Fleet.report(time.Now()).Nodes}, nil
+	list := NodeList{s.Fleet.report(time.Now()).Nodes}
+	s.drained(list.Nodes)
+	return list, nil
+}
+
+// drained adds what the policy engine knows of the nodes.
+func (s *Server) drained(nodes []NodeView) {
+	if s.Availability == nil {
+		return
+	}
+	known := map[string]policy.Node{}
+	for _, n := range s.Availability.Nodes() {
+		known[n.ID] = n
+	}
+	for i := range nodes {
+		nodes[i].Drained = known[nodes[i].ID].Drained
+	}
 }
 
 // report describes the fleet.
 func (f *Fleet) report(now time.Time) Report {
-	rep := Report{NATS: "connected", Nodes: []NodeView{}, Relays: []ProcessView{}, Ingresses: []ProcessView{}, Routes: []RouteView{}, Warnings: []string{}}
+	rep := Report{NATS: "connected", Nodes: []NodeView{}, Relays: []ProcessView{}, Ingresses: []ProcessView{}, Routes: []RouteView{}, Policies: []policy.View{}, Warnings: []string{}}
 	if !f.cfg.Conn.Connected() {
 		rep.NATS = "not connected"
 		rep.Warnings = append(rep.Warnings, "the controller is not connected to NATS: "+f.cfg.Conn.LastError())

@@ -42,7 +42,9 @@ type Config struct {
 	CheckRoute RouteChecker
 	// Revoked is called after a revocation was stored.
 	Revoked func([]identity.Revocation)
-	Logger  *slog.Logger
+	// Availability is the policy engine; nil: it has not started.
+	Availability Availability
+	Logger       *slog.Logger
 }
 
 // Server answers the controller's API.
@@ -85,10 +87,22 @@ func (s *Server) Handler() http.Handler {
 		mux.Handle(pattern, s.call(h))
 	}
 	mux.HandleFunc("GET /v1/events", s.events)
+	s.mount(mux)
+	mux.HandleFunc("GET /v1/openapi.json", s.document)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
 		writeProblem(w, refuse(http.StatusNotFound, CodeNotFound, "there is no %s %s; CLI and controller may be of different versions", r.Method, r.URL.Path))
 	})
 	return mux
+}
+
+func (s *Server) document(w http.ResponseWriter, _ *http.Request) {
+	b, err := Document()
+	if err != nil {
+		writeProblem(w, problemOf(err, s.Logger))
+		return
+	}
+	w.Header().Set("Content-Type", "application/openapi+json")
+	_, _ = w.Write(b) // the client is gone
 }
 
 func (s *Server) call(h handler) http.Handler {

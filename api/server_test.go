@@ -11,8 +11,8 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
-	"errors"
 	"io"
+	"log/slog"
 	"math/big"
 	"net"
 	"net/http"
@@ -28,6 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opfield/availability/api"
+	"github.com/opfield/availability/api/apitest"
 	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/bus/bustest"
 	"github.com/opfield/availability/identity"
@@ -48,32 +49,15 @@ type setup struct {
 	client *http.Client
 }
 
-// checkRoute stands for the checker that cmd injects: names only.
-func checkRoute(raw json.RawMessage) (string, json.RawMessage, error) {
-	var r map[string]any
-	if err := json.Unmarshal(raw, &r); err != nil {
-		return "", nil, errors.New("want an object")
-	}
-	name, _ := r["name"].(string)
-	if placement.CheckName(name) != nil {
-		return "", nil, api.Violations{{Code: "ROUTE_NAME_INVALID", Field: "name", Message: "want a name"}}
-	}
-	b, err := json.Marshal(r)
-	return name, b, err
-}
-
 func start(t *testing.T) *setup {
 	t.Helper()
-	ca := identitytest.New(t)
-	s := &setup{t: t, ca: ca, nats: bustest.Start(t, ca), socket: filepath.Join(t.TempDir(), "api.sock")}
-	fleet, err := api.NewFleet(api.FleetConfig{Conn: s.nats.Controller, Store: s.nats.Store, Members: ca.Members, Logger: bustest.Logger(t)})
-	require.NoError(t, err)
-	srv, err := api.New(api.Config{Conn: s.nats.Controller, Store: s.nats.Store, CA: ca.CA, Fleet: fleet, CheckRoute: checkRoute, Logger: bustest.Logger(t)})
-	require.NoError(t, err)
-	ln, err := api.Listen(s.socket)
-	require.NoError(t, err)
-	bustest.Go(t, fleet.Run)
-	bustest.Go(t, func(ctx context.Context) error { return srv.Serve(ctx, ln) })
+	return startWith(t, nil, bustest.Logger(t))
+}
+
+func startWith(t *testing.T, engine api.Availability, log *slog.Logger) *setup {
+	t.Helper()
+	srv := apitest.Start(t, engine, log)
+	s := &setup{t: t, ca: srv.CA, nats: srv.NATS, socket: srv.Socket}
 	s.client = &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", s.socket)
 	}}}
@@ -96,7 +80,7 @@ func (s *setup) call(method, path string, body any, out any) string {
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	require.NoError(s.t, err)
-	if resp.StatusCode != http.StatusOK {
+	if resp.StatusCode/100 != 2 {
 		require.Equal(s.t, "application/problem+json", resp.Header.Get("Content-Type"))
 		var p api.Problem
 		require.NoError(s.t, json.Unmarshal(text, &p))

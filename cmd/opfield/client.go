@@ -42,6 +42,10 @@ func (c *client) call(ctx context.Context, method, path string, body, out any) e
 		return err
 	}
 	defer resp.Body.Close()
+	return decodeAnswer(resp, out)
+}
+
+func decodeAnswer(resp *http.Response, out any) error {
 	if out == nil {
 		return nil
 	}
@@ -51,8 +55,29 @@ func (c *client) call(ctx context.Context, method, path string, body, out any) e
 	return nil
 }
 
+// poll waits on the server for a version of the document other than have. It
+// returns the version it got; the same one means that nothing changed in time.
+func (c *client) poll(ctx context.Context, path, have string, out any) (string, error) {
+	resp, err := c.send(ctx, http.MethodGet, path, nil, have)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode == http.StatusNotModified {
+		return have, nil
+	}
+	return resp.Header.Get("ETag"), decodeAnswer(resp, out)
+}
+
 // open returns a successful answer; a problem document is an *api.Problem.
 func (c *client) open(ctx context.Context, method, path string, body any) (*http.Response, error) {
+	return c.send(ctx, method, path, body, "")
+}
+
+// errAway is a controller that cannot be reached.
+var errAway = errors.New("controller not reached")
+
+func (c *client) send(ctx context.Context, method, path string, body any, have string) (*http.Response, error) {
 	var r io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -65,14 +90,17 @@ func (c *client) open(ctx context.Context, method, path string, body any) (*http
 	if err != nil {
 		return nil, err
 	}
+	if have != "" {
+		req.Header.Set("If-None-Match", have)
+	}
 	resp, err := c.http.Do(req)
 	if ue, ok := errors.AsType[*url.Error](err); ok {
-		return nil, fmt.Errorf("controller not reached at %s: %w; run this as root on the controller's host, with `opfield serve` running", c.socket, ue.Err)
+		return nil, fmt.Errorf("%w at %s: %w; run this as root on the controller's host, with `opfield serve` running", errAway, c.socket, ue.Err)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if resp.StatusCode == http.StatusOK {
+	if resp.StatusCode/100 == 2 || resp.StatusCode == http.StatusNotModified {
 		return resp, nil
 	}
 	defer resp.Body.Close()
@@ -88,6 +116,10 @@ func printError(w io.Writer, err error) {
 	p, ok := errors.AsType[*api.Problem](err)
 	if !ok || len(p.Errors) == 0 {
 		fmt.Fprintln(w, "opfield:", err)
+		if ok && p.Eligibility != nil {
+			printNotices(w, "BLOCKED", p.Eligibility.Blockers)
+			fmt.Fprintln(w, "`opfield ha check` with the same flags shows every node")
+		}
 		return
 	}
 	for _, v := range p.Errors {
@@ -102,8 +134,10 @@ func (s *session) printJSON(v any) error {
 }
 
 // terminal reports whether a person looks at the output.
-func (s *session) terminal() bool {
-	f, ok := s.out.(*os.File)
+func (s *session) terminal() bool { return isTerminal(s.out) }
+
+func isTerminal(stream any) bool {
+	f, ok := stream.(*os.File)
 	if !ok {
 		return false
 	}

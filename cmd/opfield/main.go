@@ -37,7 +37,8 @@ type app struct {
 	Token      tokenCmd      `cmd:"" help:"Join tokens."`
 	Route      routeCmd      `cmd:"" help:"Routes."`
 	Cert       certCmd       `cmd:"" help:"Certificates of routes."`
-	Status     statusCmd     `cmd:"" help:"Show nodes, relays, ingress nodes, routes and links."`
+	HA         haCmd         `cmd:"" name:"ha" help:"Make workloads highly available."`
+	Status     statusCmd     `cmd:"" help:"Show nodes, relays, ingress nodes, available workloads, routes and links."`
 	Workloads  workloadsCmd  `cmd:"" help:"Show every container and Compose project of every node, announced or not."`
 	Events     eventsCmd     `cmd:"" help:"Show health events."`
 	Nodes      nodesCmd      `cmd:"" help:"Nodes."`
@@ -53,6 +54,7 @@ type session struct {
 	ctx    context.Context
 	client *client
 	json   bool
+	in     io.Reader
 	out    io.Writer
 	talk   io.Writer
 }
@@ -98,7 +100,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 		fmt.Fprintln(stderr, "see opfield --help")
 		return exitUsage
 	}
-	s := &session{ctx: ctx, client: newClient(cli.Socket), json: cli.JSON, out: stdout, talk: stderr}
+	s := &session{ctx: ctx, client: newClient(cli.Socket), json: cli.JSON, in: os.Stdin, out: stdout, talk: stderr}
 	verb := ""
 	if n := kctx.Selected(); n != nil {
 		verb = n.Name

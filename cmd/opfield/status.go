@@ -86,7 +86,7 @@ func (c *statusCmd) render(w io.Writer, rep api.Report) error {
 	}
 	fmt.Fprintf(w, "NATS %s\n", printable(rep.NATS))
 	links, open := c.linkRows(rep.Ingresses)
-	parts := [][][]string{nodeRows(rep.Nodes), relayRows(rep.Relays), ingressRows(rep.Ingresses), routeRows(rep.Routes), links}
+	parts := [][][]string{nodeRows(rep.Nodes), relayRows(rep.Relays), ingressRows(rep.Ingresses), policyRows(rep.Policies), routeRows(rep.Routes), links}
 	for _, rows := range parts {
 		if len(rows) < 2 {
 			continue
@@ -106,7 +106,7 @@ func nodeRows(nodes []api.NodeView) [][]string {
 	rows := [][]string{{"NODE", "STATE", "AGE", "RELAYS", "DOCKER", "PLACEMENTS", "CERTIFICATE UNTIL", "REASON"}}
 	for _, n := range nodes {
 		reason := strings.Join(append([]string{n.Reason}, n.Warnings...), "; ")
-		rows = append(rows, []string{n.ID, string(n.State), age(n.Since), sessions(n.Relays), n.Docker, strconv.Itoa(len(n.Placements)), when(n.Expires), strings.TrimPrefix(reason, "; ")})
+		rows = append(rows, []string{n.ID, nodeState(n), age(n.Since), sessions(n.Relays), n.Docker, strconv.Itoa(len(n.Placements)), when(n.Expires), strings.TrimPrefix(reason, "; ")})
 	}
 	return rows
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"strconv"
@@ -25,15 +26,19 @@ func (workloadsCmd) Run(s *session) error {
 	for _, w := range list.Warnings {
 		s.say("WARNING %s", printable(w))
 	}
-	return table(s.out, workloadRows(list.Workloads))
+	var policies api.PolicyList
+	if err := s.client.call(s.ctx, http.MethodGet, "/v1/availability", nil, &policies); err != nil && !isAway(err) {
+		return err
+	}
+	return table(s.out, workloadRows(list.Workloads, managed(policies.Policies)))
 }
 
 // workloadRows has one row for each container, and one above the containers
-// of a Compose project.
-func workloadRows(all []api.WorkloadView) [][]string {
+// of a Compose project. The workload of a placement is shown with its mode.
+func workloadRows(all []api.WorkloadView, managed map[[2]string]string) [][]string {
 	rows := [][]string{{"NODE", "NAME", "KIND", "IMAGE", "STATE", "HEALTH", "PORTS", "WORKLOAD"}}
 	row := func(node, name, kind string, c bus.InventoryContainer) []string {
-		return []string{node, name, kind, c.Image, c.State, c.Health, portList(c.Ports), c.Workload}
+		return []string{node, name, kind, c.Image, c.State, c.Health, portList(c.Ports), cmp.Or(managed[[2]string{node, c.Name}], c.Workload)}
 	}
 	for _, w := range all {
 		if w.Kind != placement.KindCompose {
