@@ -47,6 +47,8 @@ type Fleet struct {
 	since      map[string]time.Time             // guarded by mu; of the verdict's state
 	inventory  map[string]bus.Inventory         // guarded by mu; by node
 	heard      time.Time                        // guarded by mu; zero while NATS is away
+	healthy    map[string]time.Time             // guarded by mu; by node: online without an error and a break
+	confirmed  map[string]time.Time             // guarded by mu; nodes that an operator confirmed as lost
 }
 
 // NewFleet checks the configuration.
@@ -67,6 +69,8 @@ func NewFleet(cfg FleetConfig) (*Fleet, error) {
 		verdicts:   map[string]verdict{},
 		since:      map[string]time.Time{},
 		inventory:  map[string]bus.Inventory{},
+		healthy:    map[string]time.Time{},
+		confirmed:  map[string]time.Time{},
 	}, nil
 }
 
@@ -152,6 +156,7 @@ func (f *Fleet) step(now time.Time, connected bool) []bus.NodeEvent {
 		}
 	}
 	f.verdicts = judge(now, f.heard, nodes, f.processes, before)
+	f.follow(now, nodes)
 	count := map[Liveness]int{Unseen: 0, Online: 0, NotReporting: 0, Offline: 0}
 	for _, v := range f.verdicts {
 		count[v.state]++

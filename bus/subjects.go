@@ -21,13 +21,14 @@ const (
 	// <node>.<workload>: JSON placement.Desired. A node reads its own only.
 	BucketDesired = "opfield_desired"
 	BucketLeader  = "opfield_leader" // which controller decides
+	BucketNodes   = "opfield_nodes"  // key: node id; value: JSON, what operators decided about it
 )
 
 // Buckets returns the names of all buckets.
 func Buckets() []string {
 	return []string{
 		BucketRoutes, BucketCerts, BucketRelays, BucketRevoked,
-		BucketPolicies, BucketMembers, BucketDesired, BucketLeader,
+		BucketPolicies, BucketMembers, BucketDesired, BucketLeader, BucketNodes,
 	}
 }
 

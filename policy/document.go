@@ -115,6 +115,7 @@ const (
 // Node is what is known of a Docker node.
 type Node struct {
 	ID    string    `json:"id"`
+	Name  string    `json:"name,omitempty"` // for people
 	State NodeState `json:"state"`
 	// Lost is when an offline node was lost: all times of a node loss count
 	// from it.
