@@ -35,6 +35,7 @@ const (
 	BucketRoutes       = "opfield_routes"
 	BucketCertificates = "opfield_certs"
 	BucketRelays       = "opfield_relays"
+	BucketMembers      = "opfield_members"
 )
 
 // inboxSize bounds what waits for the loop. The loop takes everything that
@@ -92,9 +93,10 @@ func (in *Inbox) Relay(relay string, up, authoritative bool) {
 	in.put(func(l *loop) { l.table.RelayUp(relay, up, authoritative) })
 }
 
-// Fences says which generations and epochs are the oldest that may serve.
-func (in *Inbox) Fences(fences map[string]upstream.Fence) {
-	in.put(func(l *loop) { l.table.SetFences(fences) })
+// Members takes the placements that count of workloads with a policy, encoded
+// as JSON, by workload.
+func (in *Inbox) Members(members map[string][]byte) {
+	in.put(func(l *loop) { l.setMembers(members) })
 }
 
 // Routes takes all routes, encoded as JSON, by name.

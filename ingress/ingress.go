@@ -92,6 +92,7 @@ func (in *Ingress) Run(ctx context.Context) error {
 	g.Go(func() error { return src.FollowBucket(ctx, BucketRoutes, in.inbox.Routes) })
 	g.Go(func() error { return src.FollowBucket(ctx, BucketCertificates, in.inbox.Certificates) })
 	g.Go(func() error { return src.FollowBucket(ctx, BucketRelays, in.inbox.Relays) })
+	g.Go(func() error { return src.FollowBucket(ctx, BucketMembers, in.inbox.Members) })
 	results := make(chan result, 1)
 	g.Go(func() error { return w.run(ctx, l.jobs, func(r result) { results <- r }) })
 	g.Go(func() error { return watch.run(ctx, r.watched, r.kick, func() { in.inbox.put((*loop).filesChanged) }) })

@@ -112,6 +112,7 @@ func (l *loop) restore() {
 	if len(s.Relays) > 0 {
 		l.tellRelays()
 	}
+	l.tellMembers()
 	l.stateDirty = false
 }
 
@@ -237,6 +238,27 @@ func (l *loop) setRelays(relays map[string][]byte) {
 	l.state.Relays = raw(relays)
 	l.stateDirty = true
 	l.tellRelays()
+}
+
+func (l *loop) setMembers(members map[string][]byte) {
+	l.state.Members = raw(members)
+	l.stateDirty = true
+	l.tellMembers()
+}
+
+// tellMembers hands the members to the table. What cannot be read is as if it
+// were not there: traffic does not end for a record of a newer version.
+func (l *loop) tellMembers() {
+	var all []placement.Members
+	for _, name := range slices.Sorted(maps.Keys(l.state.Members)) {
+		var m placement.Members
+		if json.Unmarshal(l.state.Members[name], &m) != nil || m.Workload != name {
+			l.metrics.malformed.Inc()
+			continue
+		}
+		all = append(all, m)
+	}
+	l.table.SetMembers(all)
 }
 
 func (l *loop) tellRelays() {

@@ -25,8 +25,10 @@ type state struct {
 	Routes map[string]json.RawMessage `json:"routes"`
 	Known  bool                       `json:"known"` // a full list of routes was read once
 	Relays map[string]json.RawMessage `json:"relays"`
-	Events []placement.Event          `json:"events"`
-	Nodes  map[string]nodeState       `json:"nodes"`
+	// Members are the placements that count of workloads with a policy.
+	Members map[string]json.RawMessage `json:"members,omitempty"`
+	Events  []placement.Event          `json:"events"`
+	Nodes   map[string]nodeState       `json:"nodes"`
 	// Primaries of the generation that was proven last.
 	Generation string   `json:"generation"`
 	Primaries  []string `json:"primaries"`

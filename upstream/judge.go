@@ -15,6 +15,8 @@ const (
 	reasonState     = "placement is not running: "
 	reasonNotReady  = "placement is not ready"
 	reasonFenced    = "stale generation or epoch"
+	reasonStranger  = "not a placement of the policy"
+	reasonClosed    = "taken out of routing by the policy"
 	reasonLost      = "node lost"
 	reasonNoRelay   = "no reachable relay has the placement ready"
 	reasonPortGone  = "placement no longer has this port"
@@ -85,7 +87,7 @@ func (t *Table) ordersOf(name string, w *workload) ([]Order, map[placement.LinkI
 			switch {
 			case o.State == Open:
 				open[port] = append(open[port], id)
-			case o.Reason == reasonRemoved, o.Reason == reasonPortGone:
+			case o.Reason == reasonRemoved, o.Reason == reasonPortGone, o.Reason == reasonStranger:
 				gone[id] = true
 			}
 			orders = append(orders, o)
@@ -151,7 +153,8 @@ func (t *Table) chooseHolders(orders []Order) {
 // verdict says whether a link is open by what is known of it alone; its
 // siblings decide later whether a closed one joins or holds.
 func (t *Table) verdict(id placement.LinkID, p present, portGone bool) Order {
-	fence := t.fences[id.Placement.Workload]
+	members, managed := t.members[id.Placement.Workload]
+	member, counts := members[id.Placement.Node]
 	o := Order{
 		Link: id, Generation: p.order.Generation, Epoch: p.order.Epoch,
 		State: Closed, Primary: t.primaries[id],
@@ -163,8 +166,16 @@ func (t *Table) verdict(id placement.LinkID, p present, portGone bool) Order {
 	case portGone:
 		o.Reason = reasonPortGone
 		return o
-	case p.order.Generation < fence.Generation, p.order.Epoch < fence.Epoch:
+	case managed && !counts:
+		// What runs where the policy does not want it is cut; what still drains
+		// there may end.
+		o.Reason, o.Reset = reasonStranger, p.role != placement.RoleDraining
+		return o
+	case p.order.Generation < member.Generation, p.order.Epoch < member.Epoch:
 		o.Reason, o.Reset = reasonFenced, true
+		return o
+	case member.Closed:
+		o.Reason = reasonClosed
 		return o
 	case p.role != placement.RoleServing:
 		o.Reason = reasonRole + string(p.role)

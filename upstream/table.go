@@ -18,12 +18,6 @@ type LinkReport struct {
 	Present  bool // registered at that relay, and its session is alive
 }
 
-// Fence is the oldest generation and epoch of a workload that may serve.
-type Fence struct {
-	Generation uint64
-	Epoch      uint64
-}
-
 // Table folds everything the ingress node hears into what should be. The
 // zero value is ready to use. It is not safe for concurrent use.
 //
@@ -34,7 +28,7 @@ type Table struct {
 	workloads map[string]*workload
 	relays    map[string]*relay
 	nodes     map[string]nodeMark
-	fences    map[string]Fence
+	members   map[string]map[string]placement.Member // of workloads with a policy, by node
 	primaries map[placement.LinkID]bool
 	routes    []RouteView
 	used      []servicePort // by serving routes, sorted
@@ -229,10 +223,18 @@ func (t *Table) Node(name string, lost bool, revision uint64) {
 	t.all = true
 }
 
-// SetFences says which generations and epochs are the oldest that may serve.
-// A workload that is not named has no fence.
-func (t *Table) SetFences(fences map[string]Fence) {
-	t.fences = maps.Clone(fences)
+// SetMembers says which placements of the workloads with a policy count, and
+// from which generation and epoch on; a workload that is not named has no
+// policy, and every placement of it counts (DSC-2, LOS-3).
+func (t *Table) SetMembers(all []placement.Members) {
+	t.members = make(map[string]map[string]placement.Member, len(all))
+	for _, m := range all {
+		nodes := make(map[string]placement.Member, len(m.Placements))
+		for _, p := range m.Placements {
+			nodes[p.Node] = p
+		}
+		t.members[m.Workload] = nodes
+	}
 	t.all = true
 }
 

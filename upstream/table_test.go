@@ -160,18 +160,40 @@ func TestTable_Forget(t *testing.T) { // EVT-1
 	require.Equal(t, "a=open ", states(&tb))
 }
 
-func TestTable_FenceResets(t *testing.T) { // LNK-2, LOS-3
+func TestTable_Members(t *testing.T) { // LNK-2, LOS-3, DSC-2, RDY-2
+	generation := func(g uint64) func(*placement.Event) {
+		return func(e *placement.Event) { e.Generation = g }
+	}
 	var tb upstream.Table
-	tb.Event(event("w", "a", 1, func(e *placement.Event) { e.Generation = 1 }))
-	tb.Event(event("w", "b", 1, func(e *placement.Event) { e.Generation = 2 }))
+	for node, g := range map[string]uint64{"a": 1, "b": 2, "c": 2, "d": 2} {
+		tb.Event(event("w", node, 1, generation(g)))
+	}
+	tb.Event(event("x", "a", 1)) // has no policy
 	tb.Proven([]placement.LinkID{link("w", "a"), link("w", "b")})
-	tb.SetFences(map[string]upstream.Fence{"w": {Generation: 2}})
-	orders := tb.Orders()
-	require.Equal(t, upstream.Joined, orders[0].State)
-	require.True(t, orders[0].Reset)
-	require.False(t, orders[0].MayHold)
-	require.Equal(t, []placement.LinkID{link("w", "b")}, orders[0].Open)
-	require.Empty(t, orders[1].Open)
+	tb.SetMembers([]placement.Members{{Workload: "w", Placements: []placement.Member{
+		{Node: "a", Generation: 2}, {Node: "b", Generation: 2}, {Node: "c", Generation: 2, Closed: true},
+	}}})
+	want := map[string]upstream.Order{
+		"w.a": {State: upstream.Joined, Reset: true}, // stale
+		"w.b": {State: upstream.Open},                //
+		"w.c": {State: upstream.Closed},              // suspended or draining: running streams go on
+		"w.d": {State: upstream.Closed, Reset: true}, // no placement of the policy
+		"x.a": {State: upstream.Open, MayHold: true},
+	}
+	for _, o := range tb.Orders() {
+		w := want[o.Link.Placement.String()]
+		require.Equal(t, w.State, o.State, o.Link.String())
+		require.Equal(t, w.Reset, o.Reset, o.Link.String())
+		if o.State != upstream.Open {
+			require.False(t, o.MayHold, o.Link.String())
+		}
+	}
+	tb.Event(event("w", "a", 2, generation(2)))
+	require.Equal(t, upstream.Open, tb.Orders()[0].State, "the present generation counts")
+	tb.SetMembers(nil)
+	for _, o := range tb.Orders() {
+		require.Equal(t, upstream.Open, o.State, "without a policy every placement counts: %s", o.Link)
+	}
 }
 
 func TestTable_Routes(t *testing.T) { // RTE-11, RTE-2

@@ -17,6 +17,7 @@ import (
 	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/cmd/internal/daemon"
 	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/policy/engine"
 	"github.com/opfield/availability/registry"
 	"github.com/opfield/availability/securelink"
 )
@@ -168,8 +169,24 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 		keeper.wake()
 		relays.Set(relayAddresses(ca))
 	}
+	decide, err := engine.New(engine.Config{
+		Store: store, Nodes: conn, Fleet: fleet, Logger: log.With("part", "policy"), Registerer: reg,
+		Revoke: func(_ context.Context, node string) error {
+			return ca.Revoke(identity.Name{Role: identity.RoleNode, ID: node})
+		},
+	})
+	if err != nil {
+		return err
+	}
+	rights.pinned = func(context.Context) (map[string][]string, error) {
+		digests, known := decide.Digests()
+		if !known {
+			return nil, registry.ErrUnknown
+		}
+		return digests, nil
+	}
 	server, err := api.New(api.Config{
-		Conn: conn, Store: store, CA: ca, Fleet: fleet, CheckRoute: checkRoute, Logger: log,
+		Conn: conn, Store: store, CA: ca, Fleet: fleet, CheckRoute: checkRoute, Availability: decide, Logger: log,
 		Revoked: func([]identity.Revocation) { changed() },
 	})
 	if err != nil {
@@ -185,6 +202,7 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return keeper.Run(ctx) })
 	g.Go(func() error { return fleet.Run(ctx) })
+	g.Go(func() error { return decide.Run(ctx) })
 	g.Go(func() error { return conn.FollowBucket(ctx, bus.BucketDesired, rights.learn) })
 	g.Go(func() error { return images.Run(ctx) })
 	g.Go(func() error { relays.Run(ctx); return nil })

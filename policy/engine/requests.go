@@ -245,15 +245,19 @@ func (e *Engine) Operations(workload string) ([]policy.Operation, error) {
 	return slices.Concat(en.doc.Operations, en.doc.History), nil
 }
 
-// Digests returns the image digests that must stay, by repository (IMG-4).
-func (e *Engine) Digests() map[string][]string {
+// Digests returns the image digests that must stay, by repository (IMG-4);
+// false while this controller does not lead and so does not know them.
+func (e *Engine) Digests() (map[string][]string, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if !e.leading {
+		return nil, false
+	}
 	out := map[string][]string{}
 	for name, en := range e.policies {
 		out[name] = en.doc.Digests()
 	}
-	return out
+	return out, true
 }
 
 // Nodes returns every node, sorted by id.
