@@ -172,7 +172,9 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	decide, err := engine.New(engine.Config{
 		Store: store, Nodes: conn, Fleet: fleet, Logger: log.With("part", "policy"), Registerer: reg,
 		Revoke: func(_ context.Context, node string) error {
-			return ca.Revoke(identity.Name{Role: identity.RoleNode, ID: node})
+			_, err := ca.Revoke(identity.Name{Role: identity.RoleNode, ID: node})
+			changed()
+			return err
 		},
 	})
 	if err != nil {
