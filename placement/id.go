@@ -77,8 +77,10 @@ type LinkID struct {
 	Service   string // name of the service; then the others are zero
 }
 
-// ServiceLink returns the link to a service of the product, such as
-// "registry".
+// ServiceRegistry is the service of the internal image registry.
+const ServiceRegistry = "registry"
+
+// ServiceLink returns the link to a service of the product.
 func ServiceLink(name string) LinkID { return LinkID{Service: name} }
 
 // String returns "<workload>.<node>/<port>" or "service/<name>".

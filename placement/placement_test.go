@@ -37,7 +37,12 @@ func TestLinkID(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, id, got)
 	require.Equal(t, "shop.workload.opfield.internal", id.ServerName())
-	for _, s := range []string{"", "shop/80", "shop.node-1", "shop.node-1/0", "shop.node-1/65536", "shop.node-1/080", "shop.node-1/+80", "a.b.c/80", "Shop.node-1/80"} {
+	service := ServiceLink(ServiceRegistry)
+	require.Equal(t, "service/registry", service.String())
+	got, err = ParseLinkID("service/registry")
+	require.NoError(t, err)
+	require.Equal(t, service, got)
+	for _, s := range []string{"service/", "service", "service/a/b", "service/A", "service/registry/80", "", "shop/80", "shop.node-1", "shop.node-1/0", "shop.node-1/65536", "shop.node-1/080", "shop.node-1/+80", "a.b.c/80", "Shop.node-1/80"} {
 		_, err := ParseLinkID(s)
 		require.ErrorIs(t, err, ErrInvalidLink, "%q", s)
 	}

@@ -19,6 +19,8 @@ const (
 	youngest = time.Hour
 	// uploadLife is how long an unfinished upload stays.
 	uploadLife = 24 * time.Hour
+	// keepWithin bounds the question for what is in use, because pushes wait.
+	keepWithin = 5 * time.Second
 	// maxManifest is the largest manifest that distribution takes.
 	maxManifest = 4 << 20
 )
@@ -40,7 +42,9 @@ func (s *Server) Collect(ctx context.Context) (Collected, error) {
 		return Collected{}, errPushing
 	}
 	defer s.pushes.Unlock()
-	keep, err := s.cfg.Keep(ctx)
+	asked, cancel := context.WithTimeout(ctx, keepWithin)
+	keep, err := s.cfg.Keep(asked)
+	cancel()
 	if err != nil {
 		return Collected{}, err
 	}

@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"time"
@@ -37,7 +38,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.refuse(w, "other", http.StatusMethodNotAllowed, codeUnsupported, "the internal registry answers pulls and pushes of single images only")
 		return
 	}
-	if !s.may(node, t) {
+	if !s.granted(r.Context(), node, t) {
 		s.cfg.Logger.Warn("registry request refused", "node", node, "operation", t.operation.String(), "repository", t.repository)
 		s.refuse(w, t.operation.String(), http.StatusForbidden, codeDenied, "node "+node+" may not do that with repository "+t.repository)
 		return
@@ -75,6 +76,18 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		s.cfg.Logger.Warn("registry request failed", "node", node, "method", r.Method, "path", r.URL.Path, "status", rec.status)
 	}
 	s.metrics.requests.WithLabelValues(t.operation.String(), result).Inc()
+}
+
+// granted is may, with a moment for a right that is just being given.
+func (s *Server) granted(ctx context.Context, node string, t target) bool {
+	for end := time.Now().Add(grantWithin); ; pause(ctx, grantEvery) {
+		if s.may(node, t) {
+			return true
+		}
+		if ctx.Err() != nil || time.Now().After(end) {
+			return false
+		}
+	}
 }
 
 // may reports whether the node may do that. Whoever may push may also look

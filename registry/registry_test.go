@@ -353,13 +353,52 @@ func TestServer_CollectUnreadable(t *testing.T) {
 	require.ErrorContains(t, err, "sha256:12")
 }
 
-// Run ends with its context and leaves nothing behind.
+// Run removes what is not in use at its start and ends with its context.
 func TestServer_Run(t *testing.T) {
-	r := newRig(t)
+	r := newRig(t).open()
+	r.rights.set(nil, []string{"node-1 web"})
+	c := r.node("node-1")
+	used, err := c.PushImage("web", "g1", `{"n":1}`)
+	require.NoError(t, err)
+	unused, err := c.PushImage("web", "g2", `{"n":2}`)
+	require.NoError(t, err)
+	r.age(2 * time.Hour)
+	r.pin(map[string][]string{"web": {used}})
+	r.server.app.Store(nil)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- r.server.Run(ctx) }()
-	require.Eventually(t, func() bool { return r.server.app.Load() != nil }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool {
+		status, _, _, err := c.Do("GET", "/v2/web/manifests/"+unused, "", nil)
+		return err == nil && status == http.StatusNotFound
+	}, 5*time.Second, time.Millisecond)
+	_, err = c.Pull("web", used)
+	require.NoError(t, err)
 	cancel()
 	require.True(t, errors.Is(<-done, context.Canceled))
+}
+
+// SEC-1: revocation takes effect on connections that are open.
+func TestServer_Revoked(t *testing.T) {
+	r := newRig(t).open()
+	c := r.node("node-1")
+	status, _, _, err := c.Do("GET", "/v2/", "", nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, status)
+	_, err = r.ca.Revoke(identity.Name{Role: identity.RoleNode, ID: "node-1"})
+	require.NoError(t, err)
+	require.NoError(t, r.server.cfg.Identity.SetRevoked(r.ca.Revocations()))
+	status, _, _, err = c.Do("GET", "/v2/", "", nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusForbidden, status)
+}
+
+// A right that is just being given is waited for.
+func TestServer_RightComesLate(t *testing.T) {
+	r := newRig(t).open()
+	c := r.node("node-1")
+	given := time.AfterFunc(grantWithin/4, func() { r.rights.set(nil, []string{"node-1 web"}) })
+	defer given.Stop()
+	_, err := c.PushImage("web", "g1", `{}`, []byte("layer"))
+	require.NoError(t, err)
 }

@@ -15,15 +15,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/placement"
 	"github.com/opfield/availability/securelink"
 )
-
-// ServiceName is the name of the registry's service link.
-const ServiceName = "registry"
 
 const (
 	headersWithin = 10 * time.Second
 	idleWithin    = 2 * time.Minute
+	grantWithin   = 500 * time.Millisecond // a node may hear what it shall do before its right is known here
+	grantEvery    = 20 * time.Millisecond
 	stopWithin    = 5 * time.Second // for running requests when the process ends
 	openEvery     = 2 * time.Second // while the storage cannot be opened
 	collectEvery  = 24 * time.Hour
@@ -80,7 +80,7 @@ func New(cfg Config) (*Server, error) {
 	return &Server{
 		cfg: cfg, storage: storage{root: cfg.Dir}, metrics: newMetrics(cfg.Registerer), touched: map[digest.Digest]time.Time{},
 		service: securelink.NewService(securelink.ServiceConfig{
-			Name: ServiceName, TLS: cfg.Identity.ServerTLS(identity.RoleNode), Logger: cfg.Logger,
+			Name: placement.ServiceRegistry, TLS: cfg.Identity.ServerTLS(identity.RoleNode), Logger: cfg.Logger,
 		}),
 	}, nil
 }

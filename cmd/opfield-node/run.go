@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/opfield/availability/node"
 	"github.com/opfield/availability/node/accept"
 	"github.com/opfield/availability/node/carry"
+	noderegistry "github.com/opfield/availability/node/registry"
 	"github.com/opfield/availability/placement"
 	"github.com/opfield/availability/securelink"
 )
@@ -31,6 +33,7 @@ type runCmd struct {
 	Docker              string        `help:"Address of the Docker daemon." default:"unix:///var/run/docker.sock"`
 	Drain               time.Duration `help:"How long the streams of a placement that stopped serving may go on." default:"30s"`
 	StopWithin          time.Duration `help:"How long running streams may go on after SIGTERM." default:"10s"`
+	RegistryListen      string        `help:"Loopback address of the internal registry for the Docker daemon of this host." default:"127.0.0.1:7447"`
 }
 
 // parts are what work joins.
@@ -45,6 +48,7 @@ type parts struct {
 	acceptor *accept.Acceptor
 	links    *accept.Links
 	relays   *securelink.Relays
+	images   *noderegistry.Door
 }
 
 // Run runs the agent.
@@ -54,6 +58,9 @@ func (c *runCmd) Run(ctx context.Context) error {
 	}
 	if c.Drain < 0 || c.Drain > time.Hour {
 		return daemon.UsageError(fmt.Sprintf("--drain: %v is outside 0 to 1h", c.Drain))
+	}
+	if err := noderegistry.CheckListen(c.RegistryListen); err != nil {
+		return daemon.UsageError(fmt.Sprintf("--registry-listen: %v", err))
 	}
 	daemon.MovesBytes()
 	p := &parts{log: c.Logger("node", os.Stderr)}
@@ -86,8 +93,20 @@ func (c *runCmd) Run(ctx context.Context) error {
 		return err
 	}
 	targets := &agentTargets{}
+	p.images, err = noderegistry.New(noderegistry.Config{Listen: c.RegistryListen, Logger: p.log, Registerer: p.reg, Dial: func(ctx context.Context) (net.Conn, error) {
+		return p.relays.DialService(ctx, placement.ServiceRegistry, p.id.ClientTLS(identity.ControllerName()))
+	}})
+	if err != nil {
+		return err
+	}
 	p.carrier, err = carry.New(carry.Config{
-		Node: p.id.Name().ID, File: filepath.Join(c.StateDir, "desired.json"), Engine: engine, Logger: p.log,
+		Node: p.id.Name().ID, File: filepath.Join(c.StateDir, "desired.json"), Engine: engine, Logger: p.log, Registry: p.images,
+		RegistryError: func() string {
+			if err := p.images.Check(ctx); err != nil {
+				return err.Error()
+			}
+			return ""
+		},
 		Health:  func(workload string) (placement.Event, bool) { return p.agent.Placement(workload) },
 		Streams: func(id placement.ID) int { return p.acceptor.StreamsOf(id) },
 		Changed: func() { p.agent.ManagedChanged() },
@@ -126,14 +145,14 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	book := newRelayBook(filepath.Join(c.StateDir, "relays.json"), p)
 	streams, stopStreams := context.WithCancel(context.Background())
 	defer stopStreams()
-	var carry errgroup.Group
-	carry.Go(func() error { p.relays.Run(streams); return nil })
-	carry.Go(func() error { return p.acceptor.Run(streams) })
+	var moving errgroup.Group
+	moving.Go(func() error { p.relays.Run(streams); return nil })
+	moving.Go(func() error { return p.acceptor.Run(streams) })
 	err := c.announce(ctx, p, book)
 	p.links.Set(nil)
 	p.acceptor.Finish(c.StopWithin)
 	stopStreams()
-	return errors.Join(err, carry.Wait())
+	return errors.Join(err, moving.Wait())
 }
 
 // announce runs everything but the streams until ctx ends.
@@ -150,6 +169,7 @@ func (c *runCmd) announce(ctx context.Context, p *parts, book *relayBook) error 
 		return daemon.Ended(p.certs.Run(ctx, func(err error) { p.log.Warn("workload certificate not renewed", "err", err) }))
 	})
 	g.Go(func() error { return daemon.Ended(p.agent.Run(ctx)) })
+	g.Go(func() error { return daemon.Ended(p.images.Run(ctx)) })
 	g.Go(func() error {
 		return daemon.Ended(p.conn.PublishStatus(ctx, func() bus.Status {
 			return bus.Status{Version: version, StartedAt: started, Node: p.status()}

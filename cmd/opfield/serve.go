@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -16,6 +17,8 @@ import (
 	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/cmd/internal/daemon"
 	"github.com/opfield/availability/identity"
+	"github.com/opfield/availability/registry"
+	"github.com/opfield/availability/securelink"
 )
 
 type serveCmd struct {
@@ -144,15 +147,35 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	if err != nil {
 		return err
 	}
-	keeper := newKeeper(ca, main, conn, store, log)
-	server, err := api.New(api.Config{
-		Conn: conn, Store: store, CA: ca, Fleet: fleet, CheckRoute: checkRoute, Logger: log,
-		Revoked: func([]identity.Revocation) { keeper.wake() },
+	rights := &imageRights{log: log}
+	images, err := registry.New(registry.Config{
+		Dir: filepath.Join(c.StateDir, "registry"), Grants: rights, Keep: rights.keep, Identity: main, Logger: log, Registerer: reg,
 	})
 	if err != nil {
 		return err
 	}
-	joiner := &identity.Joiner{CA: ca, Identity: main, Logger: log, Joined: func(identity.Member) { keeper.wake() }, Bootstrap: func() identity.Bootstrap {
+	links := &securelink.LinkSet{}
+	links.Set([]securelink.Record{images.Record()})
+	relays := securelink.NewRelays(securelink.RelaysConfig{
+		TLS: func(relay string) *tls.Config {
+			return main.ClientTLS(identity.Name{Role: identity.RoleRelay, ID: relay})
+		},
+		Instance: daemon.Instance(), Links: links, Accept: images.Take, Logger: log,
+	})
+	relays.Set(relayAddresses(ca))
+	keeper := newKeeper(ca, main, conn, store, log)
+	changed := func() {
+		keeper.wake()
+		relays.Set(relayAddresses(ca))
+	}
+	server, err := api.New(api.Config{
+		Conn: conn, Store: store, CA: ca, Fleet: fleet, CheckRoute: checkRoute, Logger: log,
+		Revoked: func([]identity.Revocation) { changed() },
+	})
+	if err != nil {
+		return err
+	}
+	joiner := &identity.Joiner{CA: ca, Identity: main, Logger: log, Joined: func(identity.Member) { changed() }, Bootstrap: func() identity.Bootstrap {
 		b := boot
 		b.Relays = relaysOf(ca)
 		return b
@@ -162,6 +185,9 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return keeper.Run(ctx) })
 	g.Go(func() error { return fleet.Run(ctx) })
+	g.Go(func() error { return conn.FollowBucket(ctx, bus.BucketDesired, rights.learn) })
+	g.Go(func() error { return images.Run(ctx) })
+	g.Go(func() error { relays.Run(ctx); return nil })
 	g.Go(func() error { return server.Serve(ctx, apiLn) })
 	g.Go(func() error { return joiner.Serve(ctx, joinLn) })
 	g.Go(func() error { return conn.AnswerSign(ctx, ca) })

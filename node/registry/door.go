@@ -27,6 +27,7 @@ import (
 	"time"
 
 	dockerregistry "github.com/docker/docker/api/types/registry"
+	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/opfield/availability/placement"
 )
@@ -55,8 +56,9 @@ var errStarting = errors.New("not asked yet")
 type Config struct {
 	Listen string // loopback address with a port, such as 127.0.0.1:7447
 	// Dial opens a connection to the controller's registry.
-	Dial   func(context.Context) (net.Conn, error)
-	Logger *slog.Logger
+	Dial       func(context.Context) (net.Conn, error)
+	Logger     *slog.Logger
+	Registerer prometheus.Registerer // nil: no metrics
 }
 
 // Door is the loopback port.
@@ -100,6 +102,16 @@ func New(cfg Config) (*Door, error) {
 	d.proxy = &httputil.ReverseProxy{
 		Transport: d.transport, Rewrite: rewrite, ModifyResponse: relative, ErrorHandler: d.unreachable,
 		ErrorLog: slog.NewLogLogger(cfg.Logger.Handler(), slog.LevelDebug), BufferPool: &buffers{},
+	}
+	if cfg.Registerer != nil {
+		cfg.Registerer.MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+			Name: "opfield_node_registry_up", Help: "1 while the internal registry is reached.",
+		}, func() float64 {
+			if d.Check(context.Background()) != nil {
+				return 0
+			}
+			return 1
+		}))
 	}
 	return d, nil
 }

@@ -106,7 +106,7 @@ func (r *rig) node(id string) *Door {
 	rs := r.peer(who, securelink.RelaysConfig{Links: &securelink.LinkSet{}, Accept: func(in *securelink.Incoming) { in.Refuse(securelink.NotRegistered) }})
 	r.run(rs.Run)
 	d, err := New(Config{Listen: freePort(r.t), Logger: quiet(), Dial: func(ctx context.Context) (net.Conn, error) {
-		return rs.DialService(ctx, registry.ServiceName, who.ClientTLS(identity.ControllerName()))
+		return rs.DialService(ctx, placement.ServiceRegistry, who.ClientTLS(identity.ControllerName()))
 	}})
 	require.NoError(r.t, err)
 	r.run(func(ctx context.Context) { _ = d.Run(ctx) })
