@@ -99,6 +99,12 @@ func (c *runCmd) Run(ctx context.Context) error {
 		return err
 	}
 	targets := &agentTargets{}
+	p.images, err = noderegistry.New(noderegistry.Config{Listen: c.RegistryListen, Logger: p.log, Registerer: p.reg, Dial: func(ctx context.Context) (net.Conn, error) {
+		return p.relays.DialService(ctx, placement.ServiceRegistry, p.id.ClientTLS(identity.ControllerName()))
+	}})
+	if err != nil {
+		return err
+	}
 	p.carrier, err = carry.New(carry.Config{
 		Node: p.id.Name().ID, File: filepath.Join(c.StateDir, "desired.json"), Engine: engine, Logger: p.log, Registry: p.images,
 		RegistryError: func() string {
@@ -145,14 +151,14 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	book := newRelayBook(filepath.Join(c.StateDir, "relays.json"), p)
 	streams, stopStreams := context.WithCancel(context.Background())
 	defer stopStreams()
-	var carry errgroup.Group
-	carry.Go(func() error { p.relays.Run(streams); return nil })
-	carry.Go(func() error { return p.acceptor.Run(streams) })
+	var moving errgroup.Group
+	moving.Go(func() error { p.relays.Run(streams); return nil })
+	moving.Go(func() error { return p.acceptor.Run(streams) })
 	err := c.announce(ctx, p, book)
 	p.links.Set(nil)
 	p.acceptor.Finish(c.StopWithin)
 	stopStreams()
-	return errors.Join(err, carry.Wait())
+	return errors.Join(err, moving.Wait())
 }
 
 // announce runs everything but the streams until ctx ends.

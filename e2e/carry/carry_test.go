@@ -212,6 +212,11 @@ func TestServe(t *testing.T) { // MOD-4, RDY-4, STP-1, STP-2, LOS-6
 	o = w.await("web", "told", func(o placement.Observed) bool { return o.OutsideNumber == 1 })
 	require.Contains(t, o.Outside, "removed")
 	w.serving("web")
+	told := false
+	for _, p := range w.events("web") {
+		told = told || !p.Event.Ready && strings.Contains(p.Event.Reason, "removed by hand")
+	}
+	require.True(t, told, "the health event says so, too")
 	require.NoError(t, w.Docker().ContainerStop(t.Context(), "web", container.StopOptions{}))
 	o = w.await("web", "told", func(o placement.Observed) bool { return o.OutsideNumber == 2 })
 	require.Contains(t, o.Outside, "stopped")

@@ -141,3 +141,23 @@ func TestReboot(t *testing.T) { // RDY-4
 	time.Sleep(time.Second)
 	require.Equal(t, []string{"shop exited", "web running"}, w.containers())
 }
+
+// The engine restarts below the agent: what shall serve is started again, and
+// nobody is blamed for it.
+func TestEngineRestarts(t *testing.T) { // RDY-4
+	w := newWorld(t)
+	w.plain("web")
+	w.enable("web")
+	w.serving("web")
+	began := w.inspect("web").State.StartedAt
+	w.Engine.Stop(20 * time.Second)
+	w.Engine.Start()
+	require.NoError(t, w.AwaitEngine())
+	w.await("web", "serving again", func(o placement.Observed) bool {
+		return o.Done && o.Ready && w.inspect("web").State.StartedAt != began
+	})
+	o := w.observed("web")
+	require.Zero(t, o.Crashes)
+	require.Empty(t, o.Outside)
+	require.Equal(t, []string{"web running"}, w.containers())
+}

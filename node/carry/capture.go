@@ -186,7 +186,9 @@ func unsupported(found container.InspectResponse) []string {
 	no(h.IpcMode.IsContainer(), "IPC namespace of another container")
 	no(len(h.Devices) > 0 || len(h.DeviceRequests) > 0, "devices of the node")
 	no(h.AutoRemove, "it is removed when it stops (--rm)")
-	no(found.Config.MacAddress != "", "fixed MAC address %s", found.Config.MacAddress)
+	//lint:ignore SA1019 only here an engine says that the address was chosen; the endpoint's is always set
+	mac := found.Config.MacAddress
+	no(mac != "", "fixed MAC address %s", mac)
 	if found.NetworkSettings != nil {
 		for _, name := range slices.Sorted(maps.Keys(found.NetworkSettings.Networks)) {
 			n := found.NetworkSettings.Networks[name]
@@ -260,7 +262,7 @@ func spec(found container.InspectResponse, of image.InspectResponse) (json.RawMe
 			s.Env = append(s.Env, e)
 		}
 	}
-	config.Env, config.Image, config.MacAddress = nil, "", ""
+	config.Env, config.Image = nil, ""
 	config.Labels = maps.Clone(config.Labels)
 	maps.DeleteFunc(config.Labels, func(key, value string) bool {
 		own, ok := base.Labels[key]

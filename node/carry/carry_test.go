@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -219,9 +220,9 @@ func TestStart_AsksOnePlace(t *testing.T) { // RDY-4
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)
 		held := errors.New("no lease")
-		allowed := false
+		var allowed atomic.Bool
 		h.may = func(d placement.Desired) error {
-			if !allowed {
+			if !allowed.Load() {
 				return held
 			}
 			return carry.MayStart(d)
@@ -231,7 +232,7 @@ func TestStart_AsksOnePlace(t *testing.T) { // RDY-4
 		h.want("web", unchanged)
 		require.Equal(t, []string{"web created"}, h.engine.Names())
 		require.Contains(t, h.seen("web").Fault.Message, "no lease")
-		allowed = true
+		allowed.Store(true)
 		time.Sleep(time.Minute)
 		require.Equal(t, []string{"web running"}, h.engine.Names())
 		require.ErrorIs(t, carry.MayStart(placement.Desired{Want: placement.WantStopped}), carry.ErrMayNotStart)

@@ -104,11 +104,19 @@ func (h *hands) forget() {
 	clear(h.seen)
 }
 
-// take reports whether somebody else ended a container lately, once.
-func (h *hands) take(id string, now time.Time) bool {
+// signals reports whether somebody else signalled a container lately.
+func (h *hands) signals(id string, now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	at, ok := h.seen[id]
-	delete(h.seen, id)
 	return ok && now.Sub(at) <= handHold
+}
+
+// take reports whether that is still believed, and forgets it.
+func (h *hands) take(id string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	_, ok := h.seen[id]
+	delete(h.seen, id)
+	return ok
 }

@@ -81,17 +81,13 @@ func (k *containers) start(ctx context.Context, t *task, cur *owned) (time.Durat
 		return 0, err
 	}
 	now := time.Now()
+	byHand := false
 	if !cur.ranBefore() {
 		if err := k.connected(ctx, t, cur); err != nil {
 			return 0, err
 		}
 	} else {
-		byHand := k.hands.take(cur.ID, now)
-		if byHand {
-			if err := t.outside(fmt.Sprintf("container %s was stopped", cur.name())); err != nil {
-				return 0, err
-			}
-		}
+		byHand = k.hands.signals(cur.ID, now)
 		due := t.worker.crash.ended(cur.run(), func() bool { return !byHand }, now)
 		if wait := due.Sub(now); wait > 0 && !byHand {
 			t.noted = fmt.Sprintf("it ended by itself %d times, last with exit code %d", len(t.worker.crash.times), cur.State.ExitCode)
@@ -108,6 +104,13 @@ func (k *containers) start(ctx context.Context, t *task, cur *owned) (time.Durat
 		return 0, err
 	}
 	t.worker.crash.looked = true
+	// An engine that ends its containers because it ends itself does not start
+	// one: now it is known that somebody did it by hand.
+	if byHand && k.hands.take(cur.ID) {
+		if err := t.outside(fmt.Sprintf("container %s was stopped", cur.name())); err != nil {
+			return 0, err
+		}
+	}
 	found, err := k.inspect(ctx, cur.ID)
 	if err != nil {
 		return 0, err
