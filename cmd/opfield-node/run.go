@@ -99,12 +99,6 @@ func (c *runCmd) Run(ctx context.Context) error {
 		return err
 	}
 	targets := &agentTargets{}
-	p.images, err = noderegistry.New(noderegistry.Config{Listen: c.RegistryListen, Logger: p.log, Registerer: p.reg, Dial: func(ctx context.Context) (net.Conn, error) {
-		return p.relays.DialService(ctx, placement.ServiceRegistry, p.id.ClientTLS(identity.ControllerName()))
-	}})
-	if err != nil {
-		return err
-	}
 	p.carrier, err = carry.New(carry.Config{
 		Node: p.id.Name().ID, File: filepath.Join(c.StateDir, "desired.json"), Engine: engine, Logger: p.log, Registry: p.images,
 		RegistryError: func() string {

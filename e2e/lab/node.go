@@ -113,6 +113,18 @@ func (n *Node) Socket() string { return "unix://" + n.Path("docker.sock") }
 // Docker returns a client of the node's engine.
 func (n *Node) Docker() *client.Client { return n.docker }
 
+// Containers returns every container of the engine, running or not.
+func (n *Node) Containers() []container.Summary {
+	n.env.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	all, err := n.docker.ContainerList(ctx, container.ListOptions{All: true})
+	if err != nil {
+		n.env.tb.Fatalf("list containers of %s: %v", n.name, err)
+	}
+	return all
+}
+
 // AwaitEngine waits until the engine answers.
 func (n *Node) AwaitEngine() error {
 	var err error

@@ -1,0 +1,219 @@
+package availability
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/stretchr/testify/require"
+
+	"github.com/opfield/availability/e2e/lab"
+	"github.com/opfield/availability/e2e/load"
+	"github.com/opfield/availability/e2e/system"
+)
+
+const (
+	host = "web.example"
+	// soon bounds what takes a few seconds on a quiet machine.
+	soon = 60 * time.Second
+)
+
+// scene is a system whose first node runs the container "web".
+type scene struct {
+	*system.System
+	t   *testing.T
+	web *lab.Container
+}
+
+// newScene starts two relays, an ingress node and Docker nodes. The container
+// has labels, so that a route leads to it before it gets a policy (ENA-7).
+func newScene(t *testing.T, nodes int, edit ...func(*container.Config, *container.HostConfig)) *scene {
+	t.Helper()
+	env := lab.New(t)
+	s := &scene{System: system.Start(t, env, system.Config{Relays: 2, Nodes: nodes}), t: t}
+	s.web = s.run("web", edit...)
+	s.MustCLI("route", "add", "web", "--host", host, "--workload", "web", "--port", "8080")
+	s.AwaitLinks(soon, "open", "web.node-1/8080")
+	s.AwaitRoute(soon, host)
+	return s
+}
+
+// run runs a container on node-1 that can be made available: no mounts.
+func (s *scene) run(name string, edit ...func(*container.Config, *container.HostConfig)) *lab.Container {
+	return s.Nodes[0].RunApp(lab.App{Name: name, Workload: name, StopSeconds: 10, Configure: func(c *container.Config, h *container.HostConfig) {
+		c.Cmd, c.Hostname = []string{"serve", "--name", name, "-drain-limit", "8s"}, ""
+		h.Binds = nil
+		h.RestartPolicy = container.RestartPolicy{Name: container.RestartPolicyUnlessStopped}
+		for _, fn := range edit {
+			fn(c, h)
+		}
+	}})
+}
+
+// traffic is 150 GET/s and 20 POST/s on kept-alive and fresh connections.
+func (s *scene) traffic() *load.Run {
+	return load.Start(load.Config{
+		Dial: s.Client().DialContext, Address: s.Ingress.HostPort(system.HTTPPort), Host: host, Duration: 10 * time.Minute,
+		Streams: []load.Stream{
+			{Name: "get-kept", Method: "GET", Path: "/ok", Rate: 80},
+			{Name: "get-fresh", Method: "GET", Path: "/ok", Rate: 70, Fresh: true},
+			{Name: "post-kept", Method: "POST", Path: "/ok", Rate: 20, Body: []byte("body")},
+		},
+	})
+}
+
+// lossless ends the traffic and fails unless every request was answered.
+func (s *scene) lossless(run *load.Run) {
+	s.t.Helper()
+	run.Stop()
+	report := run.Wait()
+	s.t.Log("\n" + report.String())
+	failed := report.Failed("")
+	if len(failed) > 0 {
+		s.explain(report, failed)
+	}
+	require.Empty(s.t, failed, report.Describe(failed, 20))
+}
+
+// explain logs what nginx did with failed requests.
+func (s *scene) explain(report *load.Report, failed []load.Result) {
+	access := map[string]system.Access{}
+	for _, a := range s.AccessLog() {
+		access[a.ID] = a
+	}
+	for _, f := range failed[:min(len(failed), 10)] {
+		s.t.Logf("%s at %v: %s %d, %+v", f.ID, f.Start, f.Kind, f.Status, access[f.ID])
+	}
+	s.t.Log("\n" + s.MustCLI("ha", "get", "web"))
+	s.t.Log("\n" + s.MustCLI("ha", "operations", "web"))
+}
+
+// view is what `opfield ha get` shows.
+type view struct {
+	Health      string
+	Stopped     bool
+	Wanted      int
+	Serving     int
+	Generation  uint64
+	ServingFrom []string
+	OnBackup    bool
+	Primary     string
+	Placements  []struct {
+		Node, NodeState, Want, State, Container, ContainerID, Reason, Outside string
+		Generation                                                            uint64
+		Original, Ready, ImageReady                                           bool
+		Streams                                                               int
+	}
+	Operation *operation
+	Queued    []operation
+	Warnings  []struct{ Code string }
+	Problem   *struct{ Code, Message string }
+}
+
+type operation struct {
+	ID, Type, Phase, Status, Code, Message, Note, Result string
+	Attempts                                             int
+	CreatedAt, StartedAt, FinishedAt                     time.Time
+	Steps                                                []struct {
+		At   time.Time
+		Name string
+	}
+}
+
+func (s *scene) view(workload string) view {
+	var v view
+	out, err := s.CLI("--json", "ha", "get", workload)
+	if err == nil {
+		err = json.Unmarshal([]byte(out), &v)
+	}
+	if err != nil {
+		s.t.Logf("opfield ha get: %v\n%s", err, out)
+		return view{}
+	}
+	return v
+}
+
+// operations returns every operation, the newest that ended first.
+func (s *scene) operations(workload string) []operation {
+	var all struct{ Operations []operation }
+	require.NoError(s.t, json.Unmarshal([]byte(s.MustCLI("--json", "ha", "operations", workload)), &all))
+	return all.Operations
+}
+
+func (s *scene) last(workload, kind string) operation {
+	for _, op := range s.operations(workload) {
+		if op.Type == kind {
+			return op
+		}
+	}
+	return operation{}
+}
+
+// serving returns the nodes whose placement is ready.
+func (v view) serving() []string {
+	var out []string
+	for _, p := range v.Placements {
+		if p.Ready {
+			out = append(out, p.Node)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// enable makes the workload available and waits until it is done.
+func (s *scene) enable(args ...string) {
+	s.t.Helper()
+	out, err := s.CLI(append([]string{"ha", "enable", "web", "--wait"}, args...)...)
+	s.t.Log("\n" + out)
+	require.NoError(s.t, err)
+	s.steady("web")
+}
+
+// steady waits until no operation is at work and as many serve as wanted.
+func (s *scene) steady(workload string) time.Duration {
+	s.t.Helper()
+	return s.await(2*time.Minute, workload, "it is healthy and at rest", func(v view) bool {
+		return v.Health == "healthy" && v.Serving == v.Wanted && v.Operation == nil
+	})
+}
+
+func (s *scene) await(within time.Duration, workload, what string, cond func(view) bool) time.Duration {
+	s.t.Helper()
+	start := time.Now()
+	var v view
+	for time.Since(start) < within {
+		if v = s.view(workload); cond(v) {
+			return time.Since(start)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	s.t.Log("\n" + s.MustCLI("ha", "get", workload))
+	s.t.Log("\n" + s.MustCLI("ha", "operations", workload))
+	s.t.Fatalf("within %v: %s: %+v", within, what, v)
+	return 0
+}
+
+// copies returns the running containers of the workload by node, as the
+// engines say. A node that is cut off still answers here.
+func (s *scene) copies(workload string) map[string][]string {
+	out := map[string][]string{}
+	for _, n := range s.Nodes {
+		for _, c := range n.Containers() {
+			if strings.TrimPrefix(c.Names[0], "/") == workload || c.Labels["opfield.workload"] == workload {
+				out[n.ID] = append(out[n.ID], fmt.Sprintf("%s %s", strings.TrimPrefix(c.Names[0], "/"), c.State))
+			}
+		}
+	}
+	return out
+}
+
+// json runs the CLI with --json and decodes what it prints.
+func (s *scene) json(v any, args ...string) {
+	s.t.Helper()
+	require.NoError(s.t, json.Unmarshal([]byte(s.MustCLI(append([]string{"--json"}, args...)...)), v))
+}
