@@ -19,13 +19,6 @@ import (
 	"github.com/opfield/availability/placement"
 )
 
-// LabelPlacement and LabelGeneration complete discovery.LabelWorkload on the
-// containers that we create.
-const (
-	LabelPlacement  = "opfield.placement"
-	LabelGeneration = "opfield.generation"
-)
-
 // kind carries out the placements of one kind of workload. Kinds differ only
 // behind it.
 type kind interface {

@@ -56,7 +56,7 @@ func (c *Carrier) happened(m events.Message) {
 		return
 	}
 	workload := c.owner(m.Actor.ID)
-	if workload == "" && m.Actor.Attributes[LabelPlacement] != "" {
+	if workload == "" && m.Actor.Attributes[discovery.LabelPlacement] != "" {
 		workload = m.Actor.Attributes[discovery.LabelWorkload]
 	}
 	if m.Action == events.ActionKill && workload != "" {
