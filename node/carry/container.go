@@ -259,13 +259,22 @@ func (k *containers) showOne(t *task, best *owned) error {
 		state = placement.StateStarting
 	}
 	t.looked(func(o *placement.Observed) {
-		o.Generation, o.Container, o.ImageConfig, o.State, o.Role = best.generation, best.name(), best.Image, state, role(t.want.Want)
+		o.Generation, o.Container, o.ImageConfig, o.State, o.Role = best.generation, best.name(), configOf(best, t.want.Image), state, role(t.want.Want)
 		o.ImageReady = o.ImageReady || t.want.Image.Config != "" && best.Image == t.want.Image.Config
 	})
 	if best.running() {
 		t.worker.crash.runs(best.startedAt(), time.Now())
 	}
 	return nil
+}
+
+// configOf returns the configuration of a container's image. With the
+// containerd store Docker names the manifest or the index instead.
+func configOf(o *owned, want placement.Image) string {
+	if want.Digest != "" && (o.Image == want.Digest || strings.HasSuffix(o.Config.Image, "@"+want.Digest)) {
+		return want.Config
+	}
+	return o.Image
 }
 
 // quiet takes the restart policy away: we start what crashed (RDY-4).

@@ -109,6 +109,7 @@ func (k *containers) start(ctx context.Context, t *task, cur *owned) (time.Durat
 		return 0, err
 	}
 	t.worker.crash.looked = true
+	t.worker.carrier.metrics.starts.Inc()
 	// An engine that ends its containers because it ends itself does not start
 	// one: now it is known that somebody did it by hand.
 	if byHand && k.hands.take(cur.ID) {
