@@ -313,3 +313,21 @@ func TestOriginal_IsKept(t *testing.T) { // STP-2, LOS-6
 		})
 	}
 }
+
+// An engine that is back ends every back-off.
+func TestEngineAway_BackAtOnce(t *testing.T) { // RDY-4, STP-3
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.start()
+		defer func() { h.stop() }()
+		h.want("web", unchanged)
+		h.engine.End("web")
+		h.engine.Stop()
+		time.Sleep(5 * time.Minute)
+		h.engine.Start()
+		time.Sleep(3 * time.Second)
+		require.Equal(t, []string{"web running"}, h.engine.Names())
+		require.True(t, h.seen("web").Done)
+		require.LessOrEqual(t, h.seen("web").Crashes, 1)
+	})
+}
