@@ -59,7 +59,7 @@ func (k *containers) Capture(ctx context.Context, name string) (placement.Captur
 		c.Workload, c.Ports = labels.Workload, labels.Ports
 	}
 	if c.Owned = k.owner(found.ID); c.Owned == "" {
-		if id := found.Config.Labels[LabelPlacement]; id != "" && found.Config.Labels[LabelGeneration] != "" && !k.given(found.ID) {
+		if id := found.Config.Labels[discovery.LabelPlacement]; id != "" && found.Config.Labels[discovery.LabelGeneration] != "" && !k.given(found.ID) {
 			c.Owned = id
 		}
 	} else {

@@ -33,6 +33,7 @@ type worker struct {
 	mirroring bool               // guarded by mu
 	mirrorErr error              // guarded by mu
 	mirrorTry int                // guarded by mu
+	mirrorOf  placement.Mirror   // guarded by mu; what the two above are about
 }
 
 func newWorker(c *Carrier, workload string) *worker {
@@ -179,6 +180,9 @@ func (w *worker) mirror(ctx context.Context, mirrors *sync.WaitGroup, want place
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.mirrorOf != *want.Mirror {
+		w.mirrorOf, w.mirrorErr, w.mirrorTry = *want.Mirror, nil, 0
+	}
 	var fault *placement.Fault
 	if w.mirrorErr != nil {
 		f, ok := errors.AsType[*faulty](w.mirrorErr)
@@ -208,9 +212,12 @@ func (w *worker) mirror(ctx context.Context, mirrors *sync.WaitGroup, want place
 			err = w.carrier.book.write(w.workload, func(m *memory) { m.Mirror, m.Mirrored = &asked, &image })
 		}
 		w.mu.Lock()
-		w.mirroring, w.mirrorErr = false, err
-		if w.mirrorTry++; err == nil {
-			w.mirrorTry = 0
+		w.mirroring = false
+		if w.mirrorOf == asked {
+			w.mirrorErr = err
+			if w.mirrorTry++; err == nil {
+				w.mirrorTry = 0
+			}
 		}
 		w.mu.Unlock()
 		if ctx.Err() == nil {
@@ -263,6 +270,7 @@ func (t *task) remember(edit func(*memory)) error {
 // outside tells of a change that somebody made by hand and that is repaired.
 func (t *task) outside(text string) error {
 	t.worker.carrier.config.Logger.Warn("repairing a change from outside", "placement", t.want.ID().String(), "change", text)
+	t.worker.carrier.metrics.outside.Inc()
 	err := t.remember(func(m *memory) { m.Outside, m.OutsideNumber = text, m.OutsideNumber+1 })
 	t.worker.carrier.tell(t.worker.workload, func(s *sight) {
 		s.repairing = true
