@@ -62,6 +62,9 @@ func (d *Document) desired(p *Placement) placement.Desired {
 		image := v.Image
 		want.Prefetch = &image
 	}
+	if p.Want == placement.WantReleased {
+		want.RestartPolicy = d.Original.RestartPolicy
+	}
 	want.Retired = p.Want == placement.WantReleased && p.Original && d.survivor() != p.Node
 	return want
 }

@@ -297,14 +297,24 @@ func (k *containers) quiet(ctx context.Context, t *task, o *owned) error {
 // that an interruption repeats what came before.
 func (k *containers) release(ctx context.Context, t *task, own []*owned) error {
 	for _, o := range own {
-		if p := t.memory.Policy; p != nil && o.HostConfig.RestartPolicy != *p {
-			err := do(ctx, changeLimit, "restore restart policy", func(ctx context.Context) error {
-				_, err := k.engine.ContainerUpdate(ctx, o.ID, container.UpdateConfig{RestartPolicy: *p})
-				return err
-			})
-			if err != nil {
+		if t.want.Retired { // another copy is the workload now: it must not start by itself
+			continue
+		}
+		if o == own[0] { // a copy gets the workload's own name while it runs (DIS-2)
+			if err := k.named(ctx, t, o, own[1:]); err != nil {
 				return err
 			}
+		}
+		p := ownPolicy(t)
+		if p == nil || o.HostConfig.RestartPolicy == *p {
+			continue
+		}
+		err := do(ctx, changeLimit, "restore restart policy", func(ctx context.Context) error {
+			_, err := k.engine.ContainerUpdate(ctx, o.ID, container.UpdateConfig{RestartPolicy: *p})
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	if len(own) == 0 && t.memory.ReleasedAs != nil {
@@ -320,6 +330,23 @@ func (k *containers) release(ctx context.Context, t *task, own []*owned) error {
 		}
 		m.Adopted, m.AdoptedAt, m.Policy, m.ReleasedAs = "", 0, nil, &as
 	})
+}
+
+// ownPolicy is the restart policy that the workload had before it got a policy
+// of ours; nil if nobody knows.
+func ownPolicy(t *task) *container.RestartPolicy {
+	if t.memory.Policy != nil {
+		return t.memory.Policy
+	}
+	name, count, _ := strings.Cut(t.want.RestartPolicy, ":")
+	if name == "" {
+		return nil
+	}
+	p := &container.RestartPolicy{Name: container.RestartPolicyMode(name)}
+	if n, err := strconv.Atoi(count); err == nil {
+		p.MaximumRetryCount = n
+	}
+	return p
 }
 
 func (k *containers) inspect(ctx context.Context, id string) (container.InspectResponse, error) {
