@@ -303,7 +303,7 @@ func (d *decision) move(t tally) bool {
 	if len(t.old) > 0 {
 		return d.update(t, running, may)
 	}
-	if extra := len(t.serving) + returning(t.draining) - s.Replicas; extra > 0 && len(t.serving) > 0 {
+	if extra := len(t.serving) + returning(t.draining) - s.Replicas; extra > 0 && len(t.serving) > 0 && !d.starting(t.serving) {
 		p := d.firstToGo(t.serving)
 		if len(t.vacate) > 0 {
 			p = d.firstToGo(t.vacate)
@@ -314,6 +314,14 @@ func (d *decision) move(t tally) bool {
 		}
 	}
 	return false
+}
+
+// starting reports whether a copy that the operation started is not ready yet:
+// it is not judged before that, so the original is not given up for a
+// temporary copy.
+func (d *decision) starting(serving []*Placement) bool {
+	op := d.active()
+	return slices.ContainsFunc(serving, func(p *Placement) bool { return p.For == op.ID && d.current(p) && !d.ready(p) && d.online(p.Node) })
 }
 
 // returning counts the draining placements that serve again afterwards.

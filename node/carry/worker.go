@@ -34,10 +34,10 @@ type worker struct {
 	fetchErr  error              // guarded by mu
 	fetchTry  int                // guarded by mu
 	fetchOf   string             // guarded by mu; the digest that the two above are about
-	mirroring bool             // guarded by mu
-	mirrorErr error            // guarded by mu
-	mirrorTry int              // guarded by mu
-	mirrorOf  placement.Mirror // guarded by mu; what the two above are about
+	mirroring bool               // guarded by mu
+	mirrorErr error              // guarded by mu
+	mirrorTry int                // guarded by mu
+	mirrorOf  placement.Mirror   // guarded by mu; what the two above are about
 }
 
 func newWorker(c *Carrier, workload string) *worker {
