@@ -1,8 +1,10 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/opfield/availability/placement"
@@ -92,7 +94,7 @@ func (d *decision) wanted() []string {
 // healthy for the failback delay, by priority. A node that serves needs no delay.
 func (d *decision) order() []string {
 	v := d.doc.version(d.doc.Current)
-	delay := time.Duration(d.doc.Settings.FailbackDelaySeconds) * time.Second
+	delay := d.failbackDelay()
 	var out []string
 	for id, n := range d.w.Nodes {
 		p := d.doc.placementOn(id)
@@ -120,6 +122,10 @@ func (d *decision) order() []string {
 	return out
 }
 
+func (d *decision) failbackDelay() time.Duration {
+	return time.Duration(d.doc.Settings.FailbackDelaySeconds) * time.Second
+}
+
 func (d *decision) servesOn(node string) bool {
 	p := d.doc.placementOn(node)
 	return p != nil && p.Want == placement.WantServing
@@ -138,12 +144,14 @@ func (d *decision) converge() {
 	if op.Type == Rollout && !op.RolledBack && op.Worked >= d.w.Timing.RolloutWithin {
 		d.rollBack(CodeRolloutTimeout, fmt.Sprintf("it was not done within %v", d.w.Timing.RolloutWithin))
 	}
-	if !d.image() {
-		return
-	}
-	d.replaceLost()
-	if d.failures() {
-		return
+	for again := true; again; { // once more after a rollout turned round
+		if !d.image() {
+			return
+		}
+		d.replaceLost()
+		if again = d.failures(); again && d.active() == nil {
+			return
+		}
 	}
 	d.replaceSuspended()
 	for range 2 * (MaxReplicas + len(d.doc.Placements)) {
@@ -190,7 +198,7 @@ func (d *decision) image() bool {
 	}
 	if o.Fault != nil && o.Fault.Code == placement.CodeImageMirror && o.Fault.Final {
 		d.attemptFailed(source, Code(o.Fault.Code), o.Fault.Message)
-		return false
+		return d.active() != nil && d.image() // a rollout turned round goes on with the version before
 	}
 	if o.Fault != nil {
 		d.phase(PreparingImages, "node %s: %s", source.Node, o.Fault.Message)
@@ -210,6 +218,9 @@ func (d *decision) mirrorNode(v *Version) *Placement {
 		return nil // only the origin is sure to have an image id
 	}
 	var best *Placement
+	if p := d.doc.placementOn(d.doc.Original.Node); p != nil && d.online(p.Node) && strings.HasPrefix(v.Source, "sha256:") {
+		return p // the origin knows an id by its own builds
+	}
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
 		if d.online(p.Node) && p.Want != placement.WantAbsent && (best == nil || best.Want != placement.WantServing && p.Want == placement.WantServing) {
@@ -236,10 +247,20 @@ func (d *decision) place(node string) *Placement {
 	return &d.doc.Placements[len(d.doc.Placements)-1]
 }
 
+// replaceable reports whether the node of a placement is lost and another can
+// take its place. Without one it is kept: it serves again when its node is back.
+func (d *decision) replaceable(p Placement) bool {
+	if p.Want != placement.WantServing || !d.lost(p.Node) {
+		return false
+	}
+	_, known := d.w.Nodes[p.Node]
+	return !known || len(d.candidates()) > 0 || len(d.tally().serving) > d.doc.Settings.Replicas
+}
+
 // replaceLost gives up the placements of lost nodes.
 func (d *decision) replaceLost() {
 	for i := range d.doc.Placements {
-		if p := &d.doc.Placements[i]; p.Want == placement.WantServing && d.lost(p.Node) {
+		if p := &d.doc.Placements[i]; d.replaceable(*p) {
 			d.step(p.Node, "node %s is lost", p.Node)
 			d.put(p, rest(p))
 		}
@@ -256,7 +277,12 @@ func (d *decision) replaceSuspended() {
 			continue
 		}
 		if len(d.candidates()) > 0 {
+			op.Avoid = append(slices.Clone(op.Avoid), p.Node)
 			d.put(p, rest(p))
+			// The node was no good for the workload: its delay starts again (PRI-3).
+			if back := d.now.Add(d.failbackDelay()); back.After(d.doc.FailbackAfter) {
+				d.doc.FailbackAfter = back
+			}
 			return
 		}
 		p.startAgain()
@@ -277,10 +303,11 @@ func (d *decision) move(t tally) bool {
 	}
 	switch {
 	case missing > 0 && len(t.serving)+returning(t.draining) < s.Replicas:
-		if running < s.Replicas+s.MaxSurge || len(t.draining) > 0 {
-			return running < s.Replicas+max(1, s.MaxSurge) && d.addCopy()
+		room := s.MaxSurge
+		if t.ready < s.Replicas-s.MaxUnavailable {
+			room = max(1, room) // what drains does not hold a replacement up
 		}
-		return false
+		return running < s.Replicas+room && d.addCopy()
 	case missing > 0: // something leaves its node, and has no successor yet
 		if running < s.Replicas+s.MaxSurge {
 			return d.addCopy()
@@ -308,7 +335,7 @@ func (d *decision) move(t tally) bool {
 		if len(t.vacate) > 0 {
 			p = d.firstToGo(t.vacate)
 		}
-		if d.down(p) || t.ready > s.Replicas-s.MaxUnavailable && (t.ready > s.Replicas || s.MaxUnavailable > 0) {
+		if d.idle(p) || t.ready > s.Replicas {
 			d.retire(p, rest(p))
 			return true
 		}
@@ -341,6 +368,7 @@ func (d *decision) addCopy() bool {
 	p := d.place(nodes[0])
 	p.Generation = d.doc.Current
 	d.put(p, placement.WantServing)
+	d.added = p.Node
 	return true
 }
 
@@ -355,7 +383,7 @@ func (d *decision) update(t tally, running int, may func(*Placement) bool) bool 
 			fresh++
 		}
 	}
-	if fresh >= s.Replicas && !p.Original {
+	if fresh >= s.Replicas && !p.Original && !s.PriorityMode {
 		d.retire(p, rest(p)) // enough have the new version: this one is not needed
 		return true
 	}
@@ -364,37 +392,42 @@ func (d *decision) update(t tally, running int, may func(*Placement) bool) bool 
 		if !d.prefetched(p) {
 			return false
 		}
+		if o := d.w.Observed[p.Node]; d.ready(p) && p.answers(o) && o.Fault != nil && o.Fault.Final && !o.PrefetchReady {
+			d.attemptFailed(p, Code(o.Fault.Code), fmt.Sprintf("node %s: %s", p.Node, o.Fault.Message)) // what serves is left alone
+			return d.active() != nil
+		}
 		p.For = d.active().ID
 		d.retire(p, placement.WantServing)
 		if p.Want == placement.WantServing { // its node is away: nothing to drain
 			p.Generation, p.Since, p.Revision = d.doc.Current, d.now, 0
 		}
 		return true
-	case running < s.Replicas+s.MaxSurge:
-		return d.addCopy()
+	case running < s.Replicas+s.MaxSurge && d.addCopy():
+		d.doc.placementOn(d.added).Surge = true
+		return true
 	}
 	return false
 }
 
+// idle reports whether a placement does not serve and is not being started.
+func (d *decision) idle(p *Placement) bool {
+	op := d.active()
+	return d.down(p) && !(op != nil && p.For == op.ID && d.online(p.Node) && !p.Suspended)
+}
+
 // prefetched reports whether the node has the new image, so that the copy is
-// down for no longer than its start takes. A failed pull ends the wait: the
-// start then says why.
+// down for no longer than its start takes. A failed pull ends the wait. A node
+// that is not reporting hears of nothing, and its copy may serve well.
 func (d *decision) prefetched(p *Placement) bool {
 	o := d.w.Observed[p.Node]
-	return !d.online(p.Node) || p.answers(o) && (o.PrefetchReady || o.Fault != nil && o.Fault.Final)
+	return !d.reachable(p.Node) || d.online(p.Node) && p.answers(o) && (o.PrefetchReady || o.Fault != nil && o.Fault.Final)
 }
 
 // nextToUpdate is the placement that is updated first: one that does not serve
 // anyway, and the original last.
 func (d *decision) nextToUpdate(old []*Placement) *Placement {
 	return slices.MinFunc(old, func(a, b *Placement) int {
-		if r := boolFirst(d.down(a), d.down(b)); r != 0 {
-			return r
-		}
-		if r := boolFirst(!a.Original, !b.Original); r != 0 {
-			return r
-		}
-		return compare(a.Node, b.Node)
+		return cmp.Or(boolFirst(d.down(a), d.down(b)), boolFirst(d.online(a.Node), d.online(b.Node)), boolFirst(!a.Original, !b.Original), compare(a.Node, b.Node))
 	})
 }
 
@@ -402,13 +435,13 @@ func (d *decision) nextToUpdate(old []*Placement) *Placement {
 // then that of the lowest priority, then the youngest that is no original.
 func (d *decision) firstToGo(from []*Placement) *Placement {
 	return slices.MinFunc(from, func(a, b *Placement) int {
-		if r := boolFirst(d.down(a), d.down(b)); r != 0 {
+		if r := boolFirst(d.idle(a), d.idle(b)); r != 0 {
 			return r
 		}
 		if ra, rb := d.rank(a.Node), d.rank(b.Node); d.doc.Settings.PriorityMode && ra != rb {
 			return rb - ra
 		}
-		if r := boolFirst(!a.Original, !b.Original); r != 0 {
+		if r := cmp.Or(boolFirst(!a.Original, !b.Original), boolFirst(a.Surge, b.Surge)); r != 0 {
 			return r
 		}
 		if r := b.Since.Compare(a.Since); r != 0 {

@@ -38,7 +38,8 @@ type decision struct {
 	doc    Document
 	next   time.Time
 	events []Event
-	ended  int // operations
+	ended  int    // operations
+	added  string // node of the copy that was started last
 }
 
 // Decide returns what becomes of a document as the world is. The same input
@@ -62,11 +63,13 @@ func Decide(now time.Time, doc Document, w World) Plan {
 	for range len(d.doc.Operations) + 2 {
 		ended := d.ended
 		d.turn()
+		began := d.active() != nil
 		d.work()
 		if d.active() == nil {
 			d.propose()
 		}
-		if len(d.doc.Operations) == 0 || d.ended == ended {
+		gaveUp := began && d.active() == nil && len(d.doc.Operations) > 1
+		if len(d.doc.Operations) == 0 || d.ended == ended && !gaveUp {
 			break
 		}
 	}
@@ -122,8 +125,11 @@ func (d *decision) put(p *Placement, want placement.Want) {
 	}
 	p.Want, p.Since, p.Closed, p.Revision = want, d.now, time.Time{}, 0
 	p.Bad, p.Good, p.Suspended, p.CheckedAt = 0, 0, false, time.Time{}
-	if want != placement.WantDraining {
+	if p.Surge = false; want != placement.WantDraining {
 		p.After = ""
+	}
+	if want == placement.WantStopped || want == placement.WantAbsent || want == placement.WantReleased {
+		p.Mirror = "" // it would not be done before the image is pushed
 	}
 	if op := d.active(); op != nil {
 		p.For = op.ID
@@ -164,11 +170,10 @@ func (d *decision) retire(p *Placement, after placement.Want) {
 		d.put(p, after)
 		return
 	}
-	if !d.online(p.Node) {
+	if !d.reachable(p.Node) {
 		d.put(p, after)
 		return
 	}
-	p.After = after
 	d.put(p, placement.WantDraining)
 	p.After = after
 }
@@ -339,7 +344,7 @@ func (d *decision) drained(p *Placement) {
 		after = rest(p)
 	}
 	if after == placement.WantServing {
-		if d.current(p) {
+		if op := d.active(); d.current(p) || op != nil && op.Type == Restart {
 			p.startAgain()
 		} else {
 			p.Generation = d.doc.Current
@@ -364,6 +369,7 @@ func (d *decision) forget() {
 			d.put(p, placement.WantReleased)
 		}
 	}
+	before := len(d.doc.Placements)
 	d.doc.Placements = slices.DeleteFunc(d.doc.Placements, func(p Placement) bool {
 		o := d.w.Observed[p.Node]
 		gone := p.Want == placement.WantAbsent
@@ -378,6 +384,9 @@ func (d *decision) forget() {
 		}
 		return false
 	})
+	if d.doc.Released && len(d.doc.Placements) < before {
+		d.forget() // only the survivor may be left
+	}
 }
 
 // jitter spreads what begins by itself at the same moment (OPS-4).

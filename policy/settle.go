@@ -34,6 +34,7 @@ func (d *decision) settle() {
 		switch {
 		case !d.online(p.Node):
 			d.phase(Starting, "waits for node %s, which is away", p.Node)
+			d.hold(CodeDrainTimeout, "node %s is %s", p.Node, d.w.Nodes[p.Node].State)
 		case !p.answers(o):
 			d.phase(Starting, "node %s begins", p.Node)
 		case !o.ImageReady:

@@ -18,33 +18,42 @@ func (d *decision) turn() {
 		return
 	}
 	if i := slices.IndexFunc(ops, func(op Operation) bool { return op.Type == Disable }); i > 0 && ops[0].Status != Running {
+		var left []Operation
 		for _, op := range ops[:i] {
+			if op.Type.lifecycle() && op.Status == Pending {
+				left = append(left, op) // in order: a survivor of a stop stays stopped
+				continue
+			}
 			d.archive(op, Cancelled, CodeDisableInProgress, "the policy is being disabled")
 		}
-		d.doc.Operations = slices.Clone(ops[i:])
+		d.doc.Operations = append(left, ops[i:]...)
 		ops = d.doc.Operations
 	}
 	head := &ops[0]
 	if next := slices.IndexFunc(ops[1:], func(op Operation) bool { return op.Type == Rollout }); head.Type == Rollout && next >= 0 {
 		d.archive(*head, Cancelled, CodeSuperseded, "a newer version was asked for")
+		if newer := &ops[1:][next]; head.From != 0 {
+			newer.From = head.From // what ran before is proven; the cancelled version is not
+		}
 		d.doc.Operations = slices.Clone(ops[1:])
 		d.turn()
 		return
 	}
-	if head.Status == Waiting && len(ops) > 1 {
+	d.hurry(head)
+	noSlot := head.Status == Pending && head.Type.Limited() && !d.w.Slot
+	if (head.Status == Waiting || noSlot) && len(ops) > 1 {
 		d.overtake()
 		ops = d.doc.Operations
 		head = &ops[0]
 	}
+	d.count(head)
 	switch head.Status {
-	case Running:
-		d.count(head)
 	case Pending, Waiting:
 		if !d.due(head.Next) || head.Type.Limited() && !d.w.Slot {
 			return
 		}
 		head.Status, head.Next = Running, time.Time{}
-		if head.Type == Rollout {
+		if head.Type == Rollout && head.Seen.IsZero() {
 			head.Seen = d.now
 		}
 		if head.StartedAt.IsZero() {
@@ -77,11 +86,24 @@ func (d *decision) overtake() {
 	d.doc.Operations = ops
 }
 
-// count adds up the time an operation ran while a controller was there: a gap
-// of more than a minute is one in which there was none (ROL-2).
+// hurry lets an operation that waits for its next attempt go on at once when a
+// node was lost: what is missing is not made to wait for something else (LOS-2).
+func (d *decision) hurry(op *Operation) {
+	if op.Status != Waiting || op.Type.lifecycle() && op.Type != Start || op.Type == Cleanup || d.doc.Stopped || !op.Next.After(d.now) {
+		return
+	}
+	if v := d.doc.version(d.doc.Current); v.Image.Digest == "" || !slices.ContainsFunc(d.doc.Placements, d.replaceable) {
+		return
+	}
+	op.Next = time.Time{}
+}
+
+// count adds up the time since a rollout began while a controller was there: a
+// gap of more than a minute is one in which there was none. What a way back
+// takes does not count (ROL-2).
 func (d *decision) count(op *Operation) {
 	const gap = time.Minute
-	if op.Type != Rollout {
+	if op.Type != Rollout || op.Seen.IsZero() || op.RolledBack {
 		return
 	}
 	since := d.now.Sub(op.Seen)
@@ -99,7 +121,10 @@ func (d *decision) begin(op *Operation) {
 	switch op.Type {
 	case Rollout:
 		if !op.RolledBack && d.doc.Current < op.Target {
-			op.From, d.doc.Current = d.doc.Current, op.Target
+			if op.From == 0 {
+				op.From = d.doc.Current
+			}
+			d.doc.Current = op.Target
 			d.step("", "generation %d shall run", op.Target)
 		}
 	case Stop:
@@ -139,25 +164,16 @@ func (d *decision) finish(status Status, code Code, message string) {
 	op := d.doc.Operations[0]
 	d.archive(op, status, code, message)
 	d.doc.Operations = slices.Delete(slices.Clone(d.doc.Operations), 0, 1)
+	for i := range d.doc.Placements {
+		d.doc.Placements[i].Surge = false
+	}
+	kept := d.doc.Problem
 	switch {
-	case status == Completed && op.Type != Cleanup && !op.RolledBack && (op.Type != Heal || d.doc.Problem == nil || d.doc.Problem.Code != op.Code):
-		if op.Type == Rollout || op.Type == Enable || op.Type == Scale || op.Type == Heal && d.doc.Problem != nil && !d.rolloutProblem() {
-			d.doc.Problem = nil
-		}
-	case status == Failed:
-		d.doc.Problem = &Problem{Code: code, Message: message, Operation: op.ID, At: d.now}
+	case status == Failed && (kept == nil || kept.Type != Rollout || op.Type == Rollout):
+		d.doc.Problem = &Problem{Code: code, Message: message, Operation: op.ID, Type: op.Type, At: d.now}
+	case status == Completed && kept != nil && op.Type != Cleanup && op.Type != Stop && (kept.Type != Rollout || op.Type == Rollout):
+		d.doc.Problem = nil
 	}
-}
-
-// rolloutProblem reports whether the kept error is that of a rollout: it stays
-// until another version was brought out (ROL-2).
-func (d *decision) rolloutProblem() bool {
-	for _, op := range d.doc.History {
-		if d.doc.Problem != nil && op.ID == d.doc.Problem.Operation {
-			return op.Type == Rollout
-		}
-	}
-	return false
 }
 
 // hold lets the operation wait until the world changes: it gives up its turn
@@ -165,7 +181,7 @@ func (d *decision) rolloutProblem() bool {
 func (d *decision) hold(code Code, format string, args ...any) {
 	op := d.active()
 	message := fmt.Sprintf(format, args...)
-	op.Status, op.Code, op.Note, op.Next, op.Seen = Waiting, code, message, time.Time{}, time.Time{}
+	op.Status, op.Code, op.Note, op.Next = Waiting, code, message, time.Time{}
 }
 
 // again lets the operation wait for its next attempt after a failure.
@@ -173,7 +189,7 @@ func (d *decision) again(code Code, format string, args ...any) {
 	op := d.active()
 	op.Attempts++
 	op.Status, op.Code, op.Message = Waiting, code, fmt.Sprintf(format, args...)
-	op.Note, op.Seen = "", time.Time{}
+	op.Note = ""
 	wait := d.w.Timing.RetryFirst
 	for i := 1; i < op.Attempts && wait < d.w.Timing.RetryMost; i++ {
 		wait *= 2
