@@ -73,8 +73,24 @@ func (d *decision) leaves(p *Placement) bool {
 	if !known || n.Drained || !d.doc.Settings.allows(p.Node) {
 		return true
 	}
+	return d.failsBack() && !slices.Contains(d.wanted(), p.Node)
+}
+
+// failsBack reports whether a failback is at work, and the settings still let
+// it.
+func (d *decision) failsBack() bool {
 	op := d.active()
-	return op != nil && op.Type == Failback && !slices.Contains(d.wanted(), p.Node)
+	return op != nil && op.Type == Failback && d.doc.Settings.PriorityMode && d.doc.Settings.CanFailBack()
+}
+
+// unavailable is how many placements may be made unavailable now: by a
+// failback only if it cannot do without (PRI-2, PRI-6).
+func (d *decision) unavailable() int {
+	s := d.doc.Settings
+	if op := d.active(); op != nil && op.Type == Failback && (s.Mode == Failover || s.MaxSurge > 0) {
+		return 0
+	}
+	return s.MaxUnavailable
 }
 
 // wanted returns the nodes that priority mode wants the workload on: the first
@@ -106,7 +122,7 @@ func (d *decision) order() []string {
 		if n.Healthy.IsZero() || serves {
 			continue
 		}
-		if code, _ := d.nodeRefusal(id, v); code == "" && d.due(n.Healthy.Add(delay)) {
+		if d.nodeRefusal(id, v) == "" && d.due(n.Healthy.Add(delay)) {
 			out = append(out, id)
 		}
 	}
@@ -267,28 +283,33 @@ func (d *decision) replaceLost() {
 	}
 }
 
-// replaceSuspended gives up one placement that is out of routing by its
-// checks, if another node can take it; otherwise it is restarted where it is.
+// replaceSuspended gives up the placements that are out of routing by their
+// checks, as far as other nodes can take them; the others are restarted where
+// they are.
 func (d *decision) replaceSuspended() {
 	op := d.active()
+	free := -1
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
 		if p.Want != placement.WantServing || !p.Suspended || p.For == op.ID {
 			continue
 		}
-		if len(d.candidates()) > 0 {
-			op.Avoid = append(slices.Clone(op.Avoid), p.Node)
-			d.put(p, rest(p))
-			// The node was no good for the workload: its delay starts again (PRI-3).
-			if back := d.now.Add(d.failbackDelay()); back.After(d.doc.FailbackAfter) {
-				d.doc.FailbackAfter = back
-			}
-			return
+		if free < 0 {
+			free = len(d.candidates())
 		}
-		p.startAgain()
-		p.For, p.Since = op.ID, d.now
-		d.step(p.Node, "restart on %s: no other node can take it", p.Node)
-		return
+		if free == 0 {
+			p.startAgain()
+			p.For, p.Since = op.ID, d.now
+			d.step(p.Node, "restart on %s: no other node can take it", p.Node)
+			continue
+		}
+		free--
+		op.Avoid = append(slices.Clone(op.Avoid), p.Node)
+		d.put(p, rest(p))
+		// The node was no good for the workload: its delay starts again (PRI-3).
+		if back := d.now.Add(d.failbackDelay()); back.After(d.doc.FailbackAfter) {
+			d.doc.FailbackAfter = back
+		}
 	}
 }
 
@@ -299,12 +320,12 @@ func (d *decision) move(t tally) bool {
 	missing := s.Replicas - (len(t.serving) - len(t.vacate)) - returning(t.draining)
 	// may reports whether one placement less may serve now.
 	may := func(p *Placement) bool {
-		return d.down(p) || t.ready-1 >= s.Replicas-s.MaxUnavailable
+		return d.down(p) || t.ready-1 >= s.Replicas-d.unavailable()
 	}
 	switch {
 	case missing > 0 && len(t.serving)+returning(t.draining) < s.Replicas:
 		room := s.MaxSurge
-		if t.ready < s.Replicas-s.MaxUnavailable {
+		if t.ready < s.Replicas-d.unavailable() {
 			room = max(1, room) // what drains does not hold a replacement up
 		}
 		return running < s.Replicas+room && d.addCopy()
@@ -312,7 +333,7 @@ func (d *decision) move(t tally) bool {
 		if running < s.Replicas+s.MaxSurge {
 			return d.addCopy()
 		}
-		if p := d.firstToGo(t.vacate); s.MaxUnavailable > 0 && len(t.draining) == 0 && may(p) {
+		if p := d.firstToGo(t.vacate); d.unavailable() > 0 && len(t.draining) == 0 && may(p) {
 			d.retire(p, rest(p))
 			return true
 		}
@@ -357,7 +378,7 @@ func returning(draining []*Placement) int {
 // addCopy starts a copy on the best node.
 func (d *decision) addCopy() bool {
 	nodes := d.candidates()
-	if op := d.active(); op.Type == Failback {
+	if d.failsBack() {
 		// Only where priority wants it.
 		wanted := d.wanted()
 		nodes = slices.DeleteFunc(nodes, func(n string) bool { return !slices.Contains(wanted, n) })

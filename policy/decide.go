@@ -40,17 +40,18 @@ type decision struct {
 	events []Event
 	ended  int    // operations
 	added  string // node of the copy that was started last
+	// generated is the name of a copy that is not the original.
+	generated string
 }
 
 // Decide returns what becomes of a document as the world is. The same input
 // gives the same plan. It is called after every change of the world and when
 // Plan.Next has come.
 func Decide(now time.Time, doc Document, w World) Plan {
-	d := &decision{now: now, w: w, doc: doc}
+	d := &decision{now: now, w: w, doc: doc, generated: generatedPrefix + doc.Workload}
 	d.doc.Placements = slices.Clone(doc.Placements)
 	d.doc.Versions = slices.Clone(doc.Versions)
 	d.doc.Operations = slices.Clone(doc.Operations)
-	d.doc.History = slices.Clone(doc.History)
 	for i := range d.doc.Operations {
 		op := &d.doc.Operations[i]
 		op.Steps, op.Avoid, op.Left = slices.Clip(op.Steps), slices.Clip(op.Avoid), slices.Clone(op.Left)
@@ -405,14 +406,22 @@ func (d *Document) number() uint64 {
 // revise numbers every placement whose record says something else than
 // before.
 func (d *decision) revise(before *Document) {
-	old := before.Desired()
+	// All that a record depends on besides its placement.
+	alike := before.Current == d.doc.Current && before.survivor() == d.doc.survivor() && sameVersions(before.Versions, d.doc.Versions)
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
-		was, now := old[p.Node], d.doc.desired(p)
-		if p.Revision == 0 || !sameDesired(was, now) {
+		was := before.placementOn(p.Node)
+		if p.Revision != 0 && alike && was != nil && *was == *p {
+			continue
+		}
+		if p.Revision == 0 || was == nil || !sameDesired(before.desired(was), d.doc.desired(p)) {
 			p.Revision = d.doc.number()
 		}
 	}
+}
+
+func sameVersions(a, b []Version) bool {
+	return slices.EqualFunc(a, b, func(x, y Version) bool { return x.Generation == y.Generation && x.Image.Digest == y.Image.Digest })
 }
 
 func sameDesired(a, b placement.Desired) bool {

@@ -37,9 +37,10 @@ func (d *Document) Update(now time.Time, s Settings) (Operation, *Refusal) {
 		return Operation{}, &Refusal{Code: CodeOriginNotSelected, Message: "the original must be among the selected nodes",
 			Violations: []Violation{{CodeOriginNotSelected, "nodes", fmt.Sprintf("the original runs on %s; select it too", d.Original.Node)}}}
 	}
-	d.Settings = s
+	d.Settings, d.Operations = s, slices.Clone(d.Operations)
 	for i := range d.Operations {
-		if op := &d.Operations[i]; op.Type == Scale && op.Status == Pending {
+		if op := &d.Operations[i]; op.Type == Scale && op.Status != Running {
+			op.Next = time.Time{}
 			return *op, nil
 		}
 	}

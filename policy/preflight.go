@@ -95,10 +95,10 @@ func (e *Eligibility) judgeNodes(req EnableRequest, s Subject, block func(Code, 
 			c.container, c.haveImage, c.version = s.Captured.Name, false, &Version{Arch: v.Arch}
 			n.Facts.Containers = slices.DeleteFunc(slices.Clone(n.Facts.Containers), func(t placement.TakenName) bool { return t.Name == s.Captured.Name })
 		}
-		r.Reason, r.Message = n.refusal(c)
-		if r.Reason == "" && !r.Selected {
-			r.Reason, r.Message = CodeNodeNotSelected, "it is not among the selected nodes"
+		if r.Reason = n.refusal(&c); r.Reason == "" && !r.Selected {
+			r.Reason = CodeNodeNotSelected
 		}
+		r.Message = n.explain(r.Reason, &c)
 		if r.Eligible = r.Reason == ""; r.Eligible {
 			eligible++
 		}

@@ -116,10 +116,12 @@ func (d *decision) whyNot() string {
 	slices.SortFunc(ids, compare)
 	text := ""
 	for _, id := range ids {
-		code, why := d.nodeRefusal(id, v)
+		code := d.nodeRefusal(id, v)
 		if code == "" {
 			continue
 		}
+		n, c := d.w.Nodes[id], d.claimOn(id, v)
+		why := n.explain(code, &c)
 		if text != "" {
 			text += "; "
 		}

@@ -29,16 +29,9 @@ func (d *decision) turn() {
 		d.doc.Operations = append(left, ops[i:]...)
 		ops = d.doc.Operations
 	}
+	d.supersede()
+	ops = d.doc.Operations
 	head := &ops[0]
-	if next := slices.IndexFunc(ops[1:], func(op Operation) bool { return op.Type == Rollout }); head.Type == Rollout && next >= 0 {
-		d.archive(*head, Cancelled, CodeSuperseded, "a newer version was asked for")
-		if newer := &ops[1:][next]; head.From != 0 {
-			newer.From = head.From // what ran before is proven; the cancelled version is not
-		}
-		d.doc.Operations = slices.Clone(ops[1:])
-		d.turn()
-		return
-	}
 	d.hurry(head)
 	noSlot := head.Status == Pending && head.Type.Limited() && !d.w.Slot
 	if (head.Status == Waiting || noSlot) && len(ops) > 1 {
@@ -83,6 +76,37 @@ func (d *decision) overtake() {
 	slices.SortStableFunc(ops, func(a, b Operation) int {
 		return cmp.Or(boolFirst(a.Type.lifecycle(), b.Type.lifecycle()), boolFirst(a.Status == Pending, b.Status == Pending), a.Next.Compare(b.Next))
 	})
+	d.doc.Operations = ops
+}
+
+// supersede cancels every rollout but the newest, wherever they are in the
+// queue (ROL-6). What ran before a cancelled one is proven; its version is not.
+func (d *decision) supersede() {
+	newest := -1
+	for i := range d.doc.Operations {
+		if op := &d.doc.Operations[i]; op.Type == Rollout && (newest < 0 || op.Target > d.doc.Operations[newest].Target) {
+			newest = i
+		}
+	}
+	if newest < 0 {
+		return
+	}
+	winner := d.doc.Operations[newest]
+	ops := slices.DeleteFunc(slices.Clone(d.doc.Operations), func(op Operation) bool {
+		if op.Type != Rollout || op.ID == winner.ID {
+			return false
+		}
+		if op.From != 0 {
+			winner.From = op.From
+		}
+		d.archive(op, Cancelled, CodeSuperseded, "a newer version was asked for")
+		return true
+	})
+	for i := range ops {
+		if ops[i].ID == winner.ID {
+			ops[i] = winner
+		}
+	}
 	d.doc.Operations = ops
 }
 
@@ -154,8 +178,8 @@ func (d *decision) archive(op Operation, status Status, code Code, message strin
 		op.Phase, op.Progress = Done, 100
 	}
 	op.Avoid, op.Seen = nil, time.Time{}
-	d.doc.History = slices.Insert(slices.Clone(d.doc.History), 0, op)
-	d.doc.History = d.doc.History[:min(len(d.doc.History), MaxHistory)]
+	history := make([]Operation, 0, MaxHistory) // that of the given document stays as it is
+	d.doc.History = append(append(history, op), d.doc.History[:min(len(d.doc.History), MaxHistory-1)]...)
 	d.events = append(d.events, Event{Operation: op.ID, Code: op.Code, Text: fmt.Sprintf("%s %s: %s", op.Type, op.Status, op.Message)})
 }
 
