@@ -107,10 +107,13 @@ func (e *Eligibility) judgeNodes(req EnableRequest, s Subject, block func(Code, 
 		}
 		e.Nodes = append(e.Nodes, r)
 	}
-	for _, list := range [][]string{req.Settings.Nodes, req.Settings.NodePriority} {
+	if _, known := s.Nodes[req.Node]; !known {
+		block(CodeNodeUnknown, "node", "there is no node %s; see `opfield nodes list`", req.Node)
+	}
+	for i, list := range [][]string{req.Settings.Nodes, req.Settings.NodePriority} {
 		for _, id := range list {
 			if _, known := s.Nodes[id]; !known {
-				block(CodeNodeUnknown, "nodes", "there is no node %s; see `opfield nodes list`", id)
+				block(CodeNodeUnknown, []string{"nodes", "nodePriority"}[i], "there is no node %s; see `opfield nodes list`", id)
 			}
 		}
 	}

@@ -273,7 +273,7 @@ func (w *scripted) enable(node string, words []string) error {
 		Spec: []byte(`{}`), Memory: 64 << 20, RestartPolicy: "always",
 	}
 	e := policy.Preflight(policy.EnableRequest{
-		Workload: "web", Node: node, Container: "web", Settings: settings, Ports: []placement.Port{{Port: 80, Protocol: placement.ProtocolHTTP}},
+		Workload: w.workload, Node: node, Container: "web", Settings: settings, Ports: []placement.Port{{Port: 80, Protocol: placement.ProtocolHTTP}},
 	}, policy.Subject{Captured: c, Nodes: w.world().Nodes})
 	if !e.OK() {
 		return fmt.Errorf("blocked: %v", e.Blockers)

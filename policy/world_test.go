@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -48,9 +49,11 @@ type scripted struct {
 	most     int               // that ran
 	created  int
 	restarts int
-	// afterStore is called after each stored decision.
-	afterStore func()
-	decided    int
+	// beforeStore says whether a decision is lost because the controller is
+	// killed; afterStore is called when one was stored, and nothing sent yet.
+	beforeStore func() bool
+	afterStore  func()
+	workload    string
 }
 
 // host is a Docker node.
@@ -91,7 +94,7 @@ func newScripted(t testing.TB, nodes int) *scripted {
 	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	w := &scripted{
 		t: t, now: start, start: start, nodes: map[string]*host{}, observed: map[string]placement.Observed{}, alive: true, slot: true, registry: true,
-		ingress: true, versions: []string{"1"}, broken: map[string]bool{}, failing: map[string]bool{}, lines: map[string]string{}, fewest: 99,
+		ingress: true, workload: "web", versions: []string{"1"}, broken: map[string]bool{}, failing: map[string]bool{}, lines: map[string]string{}, fewest: 99,
 	}
 	for i := range nodes {
 		w.addNode(fmt.Sprintf("node-%d", i+1))
@@ -181,9 +184,7 @@ func (w *scripted) awaitsLiveness() bool {
 }
 
 func sameSight(a, b placement.Observed) bool {
-	x, _ := json.Marshal(a)
-	y, _ := json.Marshal(b)
-	return string(x) == string(y)
+	return reflect.DeepEqual(a, b)
 }
 
 // count keeps how many served and ran at the same time.
@@ -204,9 +205,17 @@ func (w *scripted) mark() { w.fewest, w.most, w.created, w.restarts = 99, 0, 0, 
 
 // decide lets the controller decide once, store, and tell the nodes.
 func (w *scripted) decide() {
-	plan := policy.Decide(w.now, w.doc, w.world())
+	world := w.world()
+	before := encode(w.doc)
+	plan := policy.Decide(w.now, w.doc, world)
+	if encode(w.doc) != before {
+		w.t.Errorf("%s: a decision changed the document that it was given", w.now.Sub(w.start))
+	}
 	w.next = plan.Next
-	w.decided++
+	if plan.Changed && w.beforeStore != nil && w.beforeStore() {
+		w.restartController()
+		return
+	}
 	for _, e := range plan.Events {
 		w.say("%s", strings.TrimSpace(fmt.Sprintf("%s %s", e.Operation, e.Text)))
 	}
@@ -253,6 +262,14 @@ func (w *scripted) restartController() {
 		h.healthy = w.now // PRI-3
 	}
 	w.decide()
+}
+
+func encode(v any) string {
+	text, err := json.Marshal(v)
+	if err != nil {
+		panic(err)
+	}
+	return string(text)
 }
 
 func (h *host) serves() bool {
