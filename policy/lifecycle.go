@@ -206,16 +206,23 @@ func (d *decision) freeSurvivor(s *Placement) bool {
 		p := &d.doc.Placements[i]
 		others = others || p != s && !d.down(p)
 	}
-	if others && !d.serves(s) {
-		d.phase(CheckingHealth, "the survivor on %s: %s", s.Node, reasonOf(d.w.Observed[s.Node]))
-		if code, message := d.failed(s); d.online(s.Node) && code != "" {
-			d.again(code, "%s", message)
-			s.startAgain()
-			s.Since = d.active().Next
-		}
-		return false
+	if d.serves(s) {
+		return true
 	}
-	return true
+	o := d.w.Observed[s.Node]
+	if !others && s.answers(o) && o.Generation != 0 {
+		return true // nothing better is left, and there is a container (DIS-4)
+	}
+	d.phase(CheckingHealth, "the survivor on %s: %s", s.Node, reasonOf(o))
+	switch code, message := d.failed(s); {
+	case !d.online(s.Node):
+		d.hold(CodeSurvivorUnreachable, "node %s has the survivor and is not online", s.Node)
+	case code != "":
+		d.again(code, "%s", message)
+		s.startAgain()
+		s.Since = d.active().Next
+	}
+	return false
 }
 
 // endOthers drains and removes every copy but the survivor.
