@@ -190,6 +190,9 @@ func (o Observed) ID() ID { return ID{Workload: o.Workload, Node: o.Node} }
 type Members struct {
 	Workload   string   `json:"workload"`
 	Placements []Member `json:"placements"`
+	// Moving: a planned move is at work. What nginx lists may wait for its end,
+	// because joined links already lead right (RTE-8).
+	Moving bool `json:"moving,omitempty"`
 }
 
 // Member is one placement that may serve.
