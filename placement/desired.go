@@ -156,8 +156,8 @@ type Observed struct {
 	Revision uint64 `json:"revision"`
 	// Done: everything that Revision asks for is so, readiness excepted.
 	Done       bool   `json:"done"`
-	Generation uint64 `json:"generation"` // of the container; 0: there is none
-	Container  string `json:"container,omitempty"`
+	Generation uint64 `json:"generation"`          // of the container; 0: there is none
+	Container  string `json:"container,omitempty"` // its full id
 	// ImageReady: the wanted image is on the node.
 	ImageReady bool `json:"imageReady"`
 	// PrefetchReady: so is Desired.Prefetch.
