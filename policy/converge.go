@@ -413,7 +413,7 @@ func (d *decision) update(t tally, running int, may func(*Placement) bool) bool 
 		if !d.prefetched(p) {
 			return false
 		}
-		if o := d.w.Observed[p.Node]; d.ready(p) && p.answers(o) && o.Fault != nil && o.Fault.Final && !o.PrefetchReady {
+		if o := d.w.Observed[p.Node]; d.ready(p) && p.answers(o) && prefetchFault(o) {
 			d.attemptFailed(p, Code(o.Fault.Code), fmt.Sprintf("node %s: %s", p.Node, o.Fault.Message)) // what serves is left alone
 			return d.active() != nil
 		}
