@@ -169,7 +169,10 @@ func (d *decision) disable() {
 		return
 	}
 	d.doc.Released = true
-	op.Result = "the workload runs on " + survivor.Node
+	op.Code, op.Message = "", ""
+	if op.Result = "the workload runs on " + survivor.Node; d.doc.Stopped {
+		op.Result = "the workload is stopped on " + survivor.Node
+	}
 	var away []string
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
@@ -220,7 +223,7 @@ func (d *decision) freeSurvivor(s *Placement) bool {
 	case code != "":
 		d.again(code, "%s", message)
 		s.startAgain()
-		s.Since = d.active().Next
+		s.Since = d.doc.Operations[0].Next
 	}
 	return false
 }

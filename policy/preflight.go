@@ -164,7 +164,7 @@ func NewDocument(now time.Time, e Eligibility, c placement.Captured) Document {
 		Original: Original{Node: c.Node, Container: strings.TrimPrefix(c.Name, "/"), ID: c.ID, RestartPolicy: c.RestartPolicy},
 		Counter:  2, Current: 1, Versions: []Version{v},
 		Placements: []Placement{{
-			Node: c.Node, Want: placement.WantServing, Generation: 1, Revision: 2, Original: true, Adopt: c.ID, AdoptedAt: 1, Since: now,
+			Node: c.Node, Want: placement.WantServing, Generation: 1, Revision: 2, Asked: 2, Original: true, Adopt: c.ID, AdoptedAt: 1, Since: now,
 		}},
 	}
 	doc.add(now, Enable, "requested")

@@ -467,6 +467,8 @@ func (s *script) look(f []string) string {
 			out = append(out, string(n.Code))
 		}
 		return cmpOr(strings.Join(out, ","), "none")
+	case "digests":
+		return strings.Join(w.doc.Digests(), ",")
 	case "exists":
 		return strconv.FormatBool(w.exists)
 	case "result":
