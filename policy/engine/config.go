@@ -26,6 +26,8 @@ type Store interface {
 type Nodes interface {
 	Connected() bool
 	FollowReports(ctx context.Context, fn func(placement.NodeReport)) error
+	// AskReport asks for a report beside those that come by themselves.
+	AskReport(node string) error
 	Inspect(ctx context.Context, node, container string) (placement.Captured, error)
 }
 
@@ -85,6 +87,9 @@ const (
 	// repairEvery is how often the nodes' records and the members of routing
 	// are compared with what is stored.
 	repairEvery = 60 * time.Second
+	// askEvery is how often a node that is online and was not heard is asked
+	// for its report.
+	askEvery    = time.Second
 	storeWithin = 10 * time.Second
 	// againAfter is the wait after the store refused or did not answer.
 	againAfter = 500 * time.Millisecond

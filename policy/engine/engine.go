@@ -108,8 +108,9 @@ func (e *Engine) lead(ctx context.Context) error {
 	defer func() { cancel(); <-kept }()
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
-	passed, repaired := time.Time{}, time.Now() // what is stored was read just now
+	passed, asked, repaired := time.Time{}, time.Now(), time.Now() // what is stored was read just now
 	var nodes map[string]policy.Node
+	e.ask(e.cfg.Fleet.PolicyNodes(), anyNode) // what came while nobody listened is lost
 	for {
 		select {
 		case <-ctx.Done():
@@ -140,6 +141,10 @@ func (e *Engine) lead(ctx context.Context) error {
 		fresh := e.cfg.Fleet.PolicyNodes()
 		all := e.takeAll() || now.Sub(passed) >= passEvery || !alike(nodes, fresh)
 		nodes = fresh
+		if now.Sub(asked) >= askEvery {
+			asked = now
+			e.ask(nodes, e.unheard)
+		}
 		if all {
 			passed = now
 		}
@@ -149,6 +154,29 @@ func (e *Engine) lead(ctx context.Context) error {
 		e.wakeKeeper()
 	}
 }
+
+// ask asks nodes that are online for their reports.
+func (e *Engine) ask(nodes map[string]policy.Node, which func(node string) bool) {
+	for id, n := range nodes {
+		if n.State != policy.NodeOnline || !which(id) {
+			continue
+		}
+		if err := e.cfg.Nodes.AskReport(id); err != nil {
+			e.cfg.Logger.Debug("a node is asked for its report later", "node", id, "err", err)
+			return
+		}
+	}
+}
+
+// unheard reports whether the node has not told anything yet.
+func (e *Engine) unheard(node string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, heard := e.nodes[node]
+	return !heard
+}
+
+func anyNode(string) bool { return true }
 
 // takeAll reports whether every policy is to be looked at, once.
 func (e *Engine) takeAll() bool {
