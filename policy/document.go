@@ -74,6 +74,10 @@ type Document struct {
 	CreatedAt time.Time        `json:"createdAt"`
 	Settings  Settings         `json:"settings"`
 	Original  Original         `json:"original"`
+	// Base is the largest number that was in use for the workload before this
+	// policy: health events of released placements keep their generation, and
+	// nobody takes an older one for newer.
+	Base uint64 `json:"base,omitempty"`
 	// Counter numbers generations, revisions and operations: it only grows.
 	Counter    uint64      `json:"counter"`
 	Current    uint64      `json:"current"`  // generation that shall run

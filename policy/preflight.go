@@ -149,22 +149,25 @@ func (e *Eligibility) warn(s Settings) {
 // versionOf is the first version of a captured container.
 func versionOf(c placement.Captured) Version {
 	return Version{
-		Generation: 1, Content: "1", Source: c.ImageID, SourceNode: c.Node, Arch: c.Arch, Spec: c.Spec,
+		Source: c.ImageID, SourceNode: c.Node, Arch: c.Arch, Spec: c.Spec,
 		CPU: c.CPU, Memory: c.Memory, Published: c.Published,
 	}
 }
 
 // NewDocument returns the document of a workload that passed its preflight.
 // The running container is its first placement, as it runs (ENA-1, ENA-2).
-func NewDocument(now time.Time, e Eligibility, c placement.Captured) Document {
+// Base is the largest generation and revision that was ever in use for the
+// workload, so that nothing of before is newer than this policy.
+func NewDocument(now time.Time, e Eligibility, c placement.Captured, base uint64) Document {
 	v := versionOf(c)
-	v.CreatedAt = now
+	first := base + 1
+	v.Generation, v.Content, v.CreatedAt = first, fmt.Sprint(first), now
 	doc := Document{
 		Workload: e.Workload, Kind: c.Kind, Ports: e.Ports, CreatedAt: now, Settings: e.Settings,
 		Original: Original{Node: c.Node, Container: strings.TrimPrefix(c.Name, "/"), ID: c.ID, RestartPolicy: c.RestartPolicy},
-		Counter:  2, Current: 1, Versions: []Version{v},
+		Base:     base, Counter: base + 2, Current: first, Versions: []Version{v},
 		Placements: []Placement{{
-			Node: c.Node, Want: placement.WantServing, Generation: 1, Revision: 2, Asked: 2, Original: true, Adopt: c.ID, AdoptedAt: 1, Since: now,
+			Node: c.Node, Want: placement.WantServing, Generation: first, Revision: base + 2, Asked: base + 2, Original: true, Adopt: c.ID, AdoptedAt: first, Since: now,
 		}},
 	}
 	doc.add(now, Enable, "requested")
