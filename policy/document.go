@@ -29,7 +29,7 @@ type Placement struct {
 	Node       string         `json:"node"`
 	Want       placement.Want `json:"want"`
 	Generation uint64         `json:"generation"`
-	Revision   uint64         `json:"revision"` // of its Desired
+	Revision   uint64         `json:"revision"`        // of its Desired
 	Asked      uint64         `json:"asked,omitempty"` // the first revision with this Want: an older word of the node is not about it
 	Original   bool           `json:"original,omitempty"`
 	Adopt      string         `json:"adopt,omitempty"` // container id

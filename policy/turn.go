@@ -27,7 +27,6 @@ func (d *decision) turn() {
 			d.archive(op, Cancelled, CodeDisableInProgress, "the policy is being disabled")
 		}
 		d.doc.Operations = append(left, ops[i:]...)
-		ops = d.doc.Operations
 	}
 	d.supersede()
 	ops = d.doc.Operations

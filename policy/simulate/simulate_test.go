@@ -21,14 +21,14 @@ import (
 // seedHours is how long a seed's cluster is simulated.
 const seedHours = 48
 
-// config is the cluster of a seed. Every fourth is dense: a fault each 20
+// config is the cluster of a seed. Every sixth is dense: a fault each 20
 // minutes, and each 40 minutes somebody changes their mind about each policy.
 // The others have a fault each 4 hours and a change each 6 hours.
 func config(seed uint64, length time.Duration) simulate.Config {
 	c := simulate.Config{
 		Seed: seed, Nodes: 3 + int(seed%4), Policies: 1 + int(seed%3), For: length, FaultEvery: 4 * time.Hour, UserEvery: 6 * time.Hour,
 	}
-	if seed%4 == 0 {
+	if seed%6 == 0 {
 		c.FaultEvery, c.UserEvery = 20*time.Minute, 40*time.Minute
 	}
 	if seed%32 == 4 {
