@@ -36,7 +36,7 @@ type loop struct {
 	certs  *certStore
 	named  map[string][]byte // certificates of the bucket, as PEM
 	probed map[service]bool
-	moving map[string]bool // workloads whose placements a planned move changes
+	moving map[string]bool            // workloads whose placements a planned move changes
 	gone   map[placement.ID]time.Time // removed placements, and since when we know
 
 	// What was told to others.
