@@ -30,6 +30,7 @@ type worker struct {
 
 	mu        sync.Mutex
 	interrupt context.CancelFunc // guarded by mu; ends a pull for what is not desired any more
+	mirrorRev uint64             // guarded by mu; of the record that asks for it
 	fetching  bool               // guarded by mu
 	fetchErr  error              // guarded by mu
 	fetchTry  int                // guarded by mu
@@ -188,8 +189,8 @@ func (w *worker) mirror(ctx context.Context, mirrors *sync.WaitGroup, want place
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.mirrorOf != *want.Mirror {
-		w.mirrorOf, w.mirrorErr, w.mirrorTry = *want.Mirror, nil, 0
+	if w.mirrorOf != *want.Mirror || w.mirrorRev != want.Revision { // asked for again: what failed before counts no more
+		w.mirrorOf, w.mirrorRev, w.mirrorErr, w.mirrorTry = *want.Mirror, want.Revision, nil, 0
 	}
 	var fault *placement.Fault
 	if w.mirrorErr != nil {
