@@ -135,6 +135,32 @@ func TestCrashing_BacksOff(t *testing.T) { // RDY-4
 	})
 }
 
+// A start that was asked for, and another version, begin with a clean record:
+// they are not held up by what crashed before.
+func TestCrashing_ForgivenByARestart(t *testing.T) { // RDY-4, ROL-2
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.start()
+		defer func() { h.stop() }()
+		h.engine.Dies("web")
+		h.want("web", unchanged)
+		time.Sleep(70 * time.Second)
+		require.True(t, h.seen("web").Looping)
+		for _, again := range []func(*placement.Desired){
+			func(d *placement.Desired) { d.Restarts++ },
+			func(d *placement.Desired) { d.Generation++ },
+		} {
+			before := len(h.engine.Starts("web"))
+			h.want("web", again)
+			time.Sleep(4 * time.Second)
+			require.False(t, h.seen("web").Looping)
+			require.GreaterOrEqual(t, len(h.engine.Starts("web"))-before, 3, "started at once, and its back-off begins anew")
+			time.Sleep(2 * time.Minute)
+			require.True(t, h.seen("web").Looping)
+		}
+	})
+}
+
 func TestCrashing_StableRunEndsTheCount(t *testing.T) { // RDY-4
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)

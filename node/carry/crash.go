@@ -40,6 +40,10 @@ func (c *crashes) ended(run string, byItself func() bool, now time.Time) time.Ti
 	return c.times[n-1].Add(min(crashFirst<<min(n-2, 10), crashMost))
 }
 
+// forgive forgets what was: another version, or a start that was asked for,
+// begins with a clean record.
+func (c *crashes) forgive() { c.times, c.looping = nil, false }
+
 // runs takes in that a run goes on since a moment.
 func (c *crashes) runs(since, now time.Time) {
 	c.looked = true

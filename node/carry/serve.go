@@ -30,6 +30,7 @@ func (k *containers) serve(ctx context.Context, t *task, own []*owned) (time.Dur
 		if cur, err = k.create(ctx, t, own); err != nil {
 			return 0, err
 		}
+		t.worker.crash.forgive()
 	} else if err := k.imageKnown(ctx, t); err != nil {
 		return 0, err
 	}
@@ -137,6 +138,7 @@ func (k *containers) restart(ctx context.Context, t *task, cur *owned) error {
 	if err := t.remember(func(m *memory) { m.Restarting = cur.run() }); err != nil {
 		return err
 	}
+	t.worker.crash.forgive()
 	return k.stop(ctx, t, cur)
 }
 
