@@ -129,7 +129,6 @@ func (d *Demo) enable() {
 	d.awaitPolicy("it serves on two nodes")
 	d.say("available %.1f s later: the same container on node-1, a copy on %s, a standby with the image on the third node",
 		time.Since(start).Seconds(), strings.Join(d.others(), " and "))
-	d.settle()
 }
 
 // policy is what the demo looks at of `opfield ha get`.

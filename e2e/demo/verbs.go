@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
@@ -40,8 +41,10 @@ func (d *Demo) heal(node string) error {
 	d.over(node)
 	d.env.Await(healWithin, "what it ran is reconciled", func() bool {
 		p := d.policy()
-		state := d.sys.LinkState(link(node))
-		return p.Operation == nil && p.Serving == 2 && (state == "open" || state == "closed" || state == "")
+		running := slices.ContainsFunc(n.Containers(), func(c container.Summary) bool {
+			return c.Labels["opfield.workload"] == workload && c.State == container.StateRunning
+		})
+		return p.Operation == nil && p.Serving == 2 && running == (d.sys.LinkState(link(node)) == "open")
 	})
 	if d.sys.LinkState(link(node)) == "open" {
 		d.say("it serves again")
