@@ -122,6 +122,11 @@ func (d *decision) outranked() string {
 	return ""
 }
 
+func (d *decision) standby(node string) bool {
+	p := d.doc.placementOn(node)
+	return p != nil && p.Want == placement.WantPrepared
+}
+
 // standbys keeps the image ready on further nodes (LOS-6). It is not an
 // operation: nobody waits for it.
 func (d *decision) standbys() {
@@ -133,6 +138,8 @@ func (d *decision) standbys() {
 		return
 	}
 	nodes := d.candidates()
+	// One that is on its way stays, whatever became better meanwhile.
+	slices.SortStableFunc(nodes, func(a, b string) int { return boolFirst(d.standby(a), d.standby(b)) })
 	chosen := nodes[:min(standbysWanted, len(nodes))]
 	for _, node := range chosen {
 		p := d.place(node)
