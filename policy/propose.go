@@ -137,6 +137,11 @@ func (d *decision) standbys() {
 	if v.Image.Digest == "" {
 		return
 	}
+	for _, p := range d.doc.Placements {
+		if n := d.w.Nodes[p.Node]; p.Want == placement.WantPrepared && n.State == NodeOnline && !n.Known {
+			return // it may do well: this controller has only begun to listen
+		}
+	}
 	nodes := d.candidates()
 	// One that is on its way stays, whatever became better meanwhile.
 	slices.SortStableFunc(nodes, func(a, b string) int { return boolFirst(d.standby(a), d.standby(b)) })
