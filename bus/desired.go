@@ -58,12 +58,15 @@ func (s *Store) KeepDesired(ctx context.Context, node string, want map[string]pl
 	if err != nil {
 		return err
 	}
-	for _, key := range slices.Sorted(maps.Keys(next)) {
+	g, writing := errgroup.WithContext(ctx)
+	g.SetLimit(desiredParallel)
+	for key := range next {
 		if !bytes.Equal(have[key], next[key]) {
-			if err := s.Put(ctx, BucketDesired, key, next[key]); err != nil {
-				return err
-			}
+			g.Go(func() error { return s.Put(writing, BucketDesired, key, next[key]) })
 		}
+	}
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	if !bytes.Equal(have[node], list) {
 		if err := s.Put(ctx, BucketDesired, node, list); err != nil {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -25,6 +26,9 @@ const (
 type Store struct {
 	conn *Conn // fixed
 	js   jetstream.JetStream
+
+	mu      sync.Mutex
+	buckets map[string]jetstream.KeyValue // guarded by mu; opened
 }
 
 // OpenStore begins to connect like Connect; the identity is that of
@@ -39,7 +43,7 @@ func OpenStore(cfg Config) (*Store, error) {
 		c.Close()
 		return nil, err
 	}
-	return &Store{conn: c, js: js}, nil
+	return &Store{conn: c, js: js, buckets: map[string]jetstream.KeyValue{}}, nil
 }
 
 // Close ends the connection.
@@ -102,9 +106,27 @@ func (s *Store) Ensure(ctx context.Context) error {
 	return nil
 }
 
+// bucket opens a bucket once: opening asks the server about its stream.
+func (s *Store) bucket(ctx context.Context, name string) (jetstream.KeyValue, error) {
+	s.mu.Lock()
+	kv, open := s.buckets[name]
+	s.mu.Unlock()
+	if open {
+		return kv, nil
+	}
+	kv, err := s.js.KeyValue(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.buckets[name] = kv
+	return kv, nil
+}
+
 // Put writes a key.
 func (s *Store) Put(ctx context.Context, bucket, key string, value []byte) error {
-	kv, err := s.js.KeyValue(ctx, bucket)
+	kv, err := s.bucket(ctx, bucket)
 	if err == nil {
 		_, err = kv.Put(ctx, key, value)
 	}
@@ -144,7 +166,7 @@ func (s *Store) Read(ctx context.Context, bucket string) (map[string]Entry, erro
 // there is no such key. It returns the new revision. After an error that is
 // not ErrConflict it is not known whether the value was written.
 func (s *Store) Swap(ctx context.Context, bucket, key string, value []byte, revision uint64) (uint64, error) {
-	kv, err := s.js.KeyValue(ctx, bucket)
+	kv, err := s.bucket(ctx, bucket)
 	if err != nil {
 		return 0, fmt.Errorf("write %s/%s: %w", bucket, key, err)
 	}
@@ -164,7 +186,7 @@ func (s *Store) Swap(ctx context.Context, bucket, key string, value []byte, revi
 
 // Delete removes a key; one that does not exist is no error.
 func (s *Store) Delete(ctx context.Context, bucket, key string) error {
-	kv, err := s.js.KeyValue(ctx, bucket)
+	kv, err := s.bucket(ctx, bucket)
 	if err == nil {
 		err = kv.Purge(ctx, key, jetstream.PurgeTTL(deletedKept))
 	}

@@ -145,6 +145,7 @@ type Node struct {
 	// Placements is how many placements of all workloads are meant to run
 	// there; Planned is what those take that its facts do not show yet.
 	Placements    int   `json:"placements"`
+	Standbys      int   `json:"standbys"` // that are prepared there
 	PlannedCPU    int64 `json:"plannedCpu"`
 	PlannedMemory int64 `json:"plannedMemory"`
 }

@@ -231,6 +231,7 @@ func (d *decision) preference(a, b string) int {
 		-cmp.Compare(na.freeMemory()/roundedFree, nb.freeMemory()/roundedFree),
 		-cmp.Compare(na.freeCPU(), nb.freeCPU()),
 		cmp.Compare(na.Placements, nb.Placements),
+		cmp.Compare(na.Standbys, nb.Standbys),
 		cmp.Compare(a, b),
 	)
 }

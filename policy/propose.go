@@ -122,6 +122,11 @@ func (d *decision) outranked() string {
 	return ""
 }
 
+func (d *decision) standby(node string) bool {
+	p := d.doc.placementOn(node)
+	return p != nil && p.Want == placement.WantPrepared
+}
+
 // standbys keeps the image ready on further nodes (LOS-6). It is not an
 // operation: nobody waits for it.
 func (d *decision) standbys() {
@@ -132,7 +137,14 @@ func (d *decision) standbys() {
 	if v.Image.Digest == "" {
 		return
 	}
+	for _, p := range d.doc.Placements {
+		if n := d.w.Nodes[p.Node]; p.Want == placement.WantPrepared && n.State == NodeOnline && !n.Known {
+			return // it may do well: this controller has only begun to listen
+		}
+	}
 	nodes := d.candidates()
+	// One that is on its way stays, whatever became better meanwhile.
+	slices.SortStableFunc(nodes, func(a, b string) int { return boolFirst(d.standby(a), d.standby(b)) })
 	chosen := nodes[:min(standbysWanted, len(nodes))]
 	for _, node := range chosen {
 		p := d.place(node)

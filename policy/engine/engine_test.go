@@ -374,6 +374,31 @@ func TestEngine_DrainAndRemoveNode(t *testing.T) {
 	}
 }
 
+func TestEngine_RestartChangesNothing(t *testing.T) {
+	c := enginetest.New(t, 6)
+	k := c.Start()
+	awaitLead(t, k, time.Second)
+	all := names("web", 5)
+	enabled(t, c, k, "node-1", replicated(2), all...)
+	quiet := func() bool {
+		before := k.Store.Writes()
+		<-time.After(time.Second)
+		return k.Store.Writes() == before
+	}
+	require.True(t, until(soon, quiet))
+	before, err := c.NATS.Store.Read(t.Context(), bus.BucketPolicies)
+	require.NoError(t, err)
+	k.Stop()
+	// Nodes are online at once, and tell what they have a little later.
+	k = c.Start()
+	awaitLead(t, k, time.Second)
+	known(t, c, k)
+	require.True(t, until(soon, quiet))
+	after, err := c.NATS.Store.Read(t.Context(), bus.BucketPolicies)
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+}
+
 func TestEngine_ConfirmLost(t *testing.T) { // LOS-4
 	c := enginetest.New(t, 3)
 	k := c.Start()

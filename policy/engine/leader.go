@@ -118,6 +118,10 @@ func (e *Engine) hold(ctx context.Context, number *uint64, revision uint64) {
 	for turn.Err() == nil {
 		if err := e.lead(turn); err != nil && turn.Err() == nil {
 			e.cfg.Logger.Warn("what is stored is read again", "err", err)
+			if held, _, err := e.readLease(turn); err == nil && held.Instance != e.cfg.Instance {
+				e.cfg.Logger.Warn("another controller leads now")
+				break
+			}
 			e.idle(turn, againAfter)
 		}
 	}

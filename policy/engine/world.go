@@ -26,8 +26,9 @@ type surroundings struct {
 // share is what one placement takes from its node beyond what the node's own
 // figures show.
 type share struct {
-	node        string
-	cpu, memory int64
+	node             string
+	running, standby int
+	cpu, memory      int64
 }
 
 // look puts together what is known of the nodes.
@@ -55,10 +56,15 @@ func (w *surroundings) count(doc *policy.Document, observed map[string]placement
 	}
 	w.taken[doc.Workload] = w.taken[doc.Workload][:0]
 	for _, p := range doc.Placements {
+		if p.Want == placement.WantPrepared {
+			s := share{node: p.Node, standby: 1}
+			w.add(s, 1)
+			w.taken[doc.Workload] = append(w.taken[doc.Workload], s)
+		}
 		if p.Want != placement.WantServing && p.Want != placement.WantDraining {
 			continue
 		}
-		s := share{node: p.Node}
+		s := share{node: p.Node, running: 1}
 		if observed[p.Node].State != placement.StateRunning { // what runs is in the node's own figures
 			for _, v := range doc.Versions {
 				if v.Generation == p.Generation {
@@ -81,7 +87,8 @@ func (w *surroundings) free() bool { return len(w.running) < policy.MaxLimited }
 
 func (w *surroundings) add(s share, sign int64) {
 	if n, known := w.nodes[s.node]; known {
-		n.Placements += int(sign)
+		n.Placements += int(sign) * s.running
+		n.Standbys += int(sign) * s.standby
 		n.PlannedCPU += sign * s.cpu
 		n.PlannedMemory += sign * s.memory
 		w.nodes[s.node] = n

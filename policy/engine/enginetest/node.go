@@ -242,7 +242,7 @@ func (n *Node) inspect(_ context.Context, container string) (placement.Captured,
 	c := placement.Captured{
 		Kind: placement.KindContainer, ID: r.id(), Name: container, Running: r.running, Ready: r.ready,
 		Ports: []placement.Port{{Port: 80, Protocol: placement.ProtocolHTTP}}, ImageRef: "registry.example/" + container, ImageID: "sha256:" + container,
-		Arch: "amd64", OS: "linux", CPU: 50, Memory: memory, RestartPolicy: "always", Spec: spec(),
+		Arch: "amd64", OS: "linux", CPU: 50, Memory: memory, RestartPolicy: "always", Spec: Spec(),
 	}
 	if r.known && r.desired.Want != placement.WantReleased {
 		c.Owned = r.desired.ID().String()

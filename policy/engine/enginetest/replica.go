@@ -46,8 +46,8 @@ func (r *replica) container() string {
 
 func (r *replica) id() string { return fmt.Sprintf("%s-%s-%d", r.workload, r.n.ID, r.created) }
 
-// spec is as large as that of an ordinary container.
-func spec() json.RawMessage {
+// Spec is as large as that of an ordinary container.
+func Spec() json.RawMessage {
 	b, err := json.Marshal(placement.ContainerSpec{
 		Env:    []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TOKEN=" + strings.Repeat("x", 64), "DATABASE_URL=postgres://db.example/app"},
 		Config: json.RawMessage(`{"Cmd":["serve","--port","80"],"ExposedPorts":{"80/tcp":{}},"Healthcheck":{"Test":["CMD","check"],"Interval":5000000000},"Labels":{"opfield.workload":"web","opfield.port":"80"},"WorkingDir":"/app","User":"app"}`),
