@@ -90,6 +90,9 @@ type Desired struct {
 	// Retired: a released original that another copy outlived: it stays
 	// stopped, with restart policy "no" (STP-2, DIS-1).
 	Retired bool `json:"retired,omitempty"`
+	// RestartPolicy is Docker's, which a released copy gets on a node that
+	// knows none of its own (DIS-1).
+	RestartPolicy string `json:"restartPolicy,omitempty"`
 }
 
 // ID returns the placement.

@@ -62,7 +62,9 @@ func (d *Document) desired(p *Placement) placement.Desired {
 		image := v.Image
 		want.Prefetch = &image
 	}
-	want.Retired = p.Want == placement.WantReleased && p.Original && d.survivor() != p.Node
+	if p.Want == placement.WantReleased {
+		want.Retired, want.RestartPolicy = p.Original && d.survivor() != p.Node, d.Original.RestartPolicy
+	}
 	return want
 }
 

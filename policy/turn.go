@@ -131,7 +131,7 @@ func (d *decision) archive(op Operation, status Status, code Code, message strin
 	op.Avoid, op.Seen = nil, time.Time{}
 	d.doc.History = slices.Insert(slices.Clone(d.doc.History), 0, op)
 	d.doc.History = d.doc.History[:min(len(d.doc.History), MaxHistory)]
-	d.events = append(d.events, Event{Operation: op.ID, Code: op.Code, Text: fmt.Sprintf("%s %s: %s", op.Type, op.Status, op.Message)})
+	d.events = append(d.events, Event{Operation: op.ID, Code: op.Code, Text: fmt.Sprintf("%s %s: %s", op.Type, op.Status, cmp.Or(op.Message, op.Result))})
 }
 
 // finish ends the operation that is worked on.

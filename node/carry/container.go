@@ -287,19 +287,31 @@ func (k *containers) quiet(ctx context.Context, t *task, o *owned) error {
 // release gives the containers back (MOD-6, DIS-1): the record comes last, so
 // that an interruption repeats what came before.
 func (k *containers) release(ctx context.Context, t *task, own []*owned) error {
-	for _, o := range own {
-		if p := t.memory.Policy; p != nil && o.HostConfig.RestartPolicy != *p {
-			err := do(ctx, changeLimit, "restore restart policy", func(ctx context.Context) error {
-				_, err := k.engine.ContainerUpdate(ctx, o.ID, container.UpdateConfig{RestartPolicy: *p})
-				return err
-			})
-			if err != nil {
-				return err
-			}
-		}
-	}
 	if len(own) == 0 && t.memory.ReleasedAs != nil {
 		return nil
+	}
+	restart := t.restartPolicy()
+	for _, o := range own {
+		if o.HostConfig.RestartPolicy == restart {
+			continue
+		}
+		err := do(ctx, changeLimit, "restore restart policy", func(ctx context.Context) error {
+			_, err := k.engine.ContainerUpdate(ctx, o.ID, container.UpdateConfig{RestartPolicy: restart})
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	if len(own) > 0 {
+		// A name that somebody else has on this node is no reason not to give
+		// the container back.
+		if err := k.named(ctx, t, own[0], own[1:]); err != nil && !errors.Is(err, errTaken) {
+			return err
+		}
+		if err := k.showOne(t, own[0]); err != nil {
+			return err
+		}
 	}
 	as := t.want
 	as.Spec, as.Mirror = nil, nil
@@ -311,6 +323,19 @@ func (k *containers) release(ctx context.Context, t *task, own []*owned) error {
 		}
 		m.Adopted, m.AdoptedAt, m.Policy, m.ReleasedAs = "", 0, nil, &as
 	})
+}
+
+// restartPolicy is what a released container goes on with: that of the
+// container that was adopted here, else that of the original; one that another
+// copy outlived is started by nobody.
+func (t *task) restartPolicy() container.RestartPolicy {
+	switch {
+	case t.want.Retired:
+		return container.RestartPolicy{Name: container.RestartPolicyDisabled}
+	case t.memory.Policy != nil:
+		return *t.memory.Policy
+	}
+	return container.RestartPolicy{Name: container.RestartPolicyMode(cmp.Or(t.want.RestartPolicy, string(container.RestartPolicyDisabled)))}
 }
 
 func (k *containers) inspect(ctx context.Context, id string) (container.InspectResponse, error) {

@@ -391,7 +391,7 @@ func (e *Engine) decide(ctx context.Context, now time.Time, name string, w *surr
 			return e.route(ctx, name)
 		}
 		if plan.Over {
-			return e.end(ctx, name, plan)
+			return e.end(ctx, name, &doc, plan)
 		}
 		next, err := e.save(ctx, &plan.Document, revision)
 		if err != nil {
@@ -424,7 +424,7 @@ func (e *Engine) save(ctx context.Context, doc *policy.Document, revision uint64
 }
 
 // end removes a policy of which nothing is left.
-func (e *Engine) end(ctx context.Context, name string, plan policy.Plan) error {
+func (e *Engine) end(ctx context.Context, name string, before *policy.Document, plan policy.Plan) error {
 	call, cancel := e.store(ctx)
 	defer cancel()
 	if err := errors.Join(e.cfg.Store.Delete(call, bus.BucketMembers, name), e.cfg.Store.Delete(call, bus.BucketPolicies, name)); err != nil {
@@ -437,6 +437,7 @@ func (e *Engine) end(ctx context.Context, name string, plan policy.Plan) error {
 	}
 	delete(e.policies, name)
 	delete(e.members, name)
+	e.tell(name, before, &plan)
 	plan.Document.Placements = nil
 	e.record(&plan.Document)
 	e.audit("policy ended", "workload", name)

@@ -1,0 +1,190 @@
+package availability
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/events"
+	"github.com/docker/docker/api/types/filters"
+	"github.com/stretchr/testify/require"
+
+	"github.com/opfield/availability/e2e/load"
+	"github.com/opfield/availability/e2e/system"
+)
+
+// watch records what is shown of the workload until stop is called.
+func (s *scene) watch(workload string) (stop func() []view) {
+	var seen []view
+	var wg sync.WaitGroup
+	end := make(chan struct{})
+	wg.Go(func() {
+		for {
+			select {
+			case <-end:
+				return
+			case <-time.After(100 * time.Millisecond):
+			}
+			if v := s.view(workload); v.Health != "" {
+				seen = append(seen, v)
+			}
+		}
+	})
+	return func() []view {
+		close(end)
+		wg.Wait()
+		return seen
+	}
+}
+
+// fewest is the smallest number of placements that served in what was seen.
+func fewest(seen []view) int {
+	least := -1
+	for _, v := range seen {
+		if least < 0 || v.Serving < least {
+			least = v.Serving
+		}
+	}
+	return least
+}
+
+// ended returns every operation of a type that ended.
+func (s *scene) ended(workload, kind string) []operation {
+	return slices.DeleteFunc(s.operations(workload), func(op operation) bool { return op.Type != kind || op.FinishedAt.IsZero() })
+}
+
+// refused runs the CLI and expects a refusal with a code.
+func (s *scene) refused(code string, args ...string) {
+	s.t.Helper()
+	out, err := s.CLI(args...)
+	require.Error(s.t, err, "%v: %s", args, out)
+	require.Contains(s.t, out, code, "%v", args)
+}
+
+func (s *scene) node(id string) *system.Node {
+	s.t.Helper()
+	for _, n := range s.Nodes {
+		if n.ID == id {
+			return n
+		}
+	}
+	s.t.Fatalf("there is no node %s", id)
+	return nil
+}
+
+// engineView is what the engines say of one container.
+type engineView struct {
+	Node, Name, ID, Restart string
+	Running                 bool
+	Started                 string // time of the last start
+}
+
+// inspect asks the engines for every container of the workload, by node; one
+// container per node is expected. A node that is cut off still answers.
+func (s *scene) inspect(workload string) map[string]engineView {
+	s.t.Helper()
+	out := map[string]engineView{}
+	for _, n := range s.Nodes {
+		for _, c := range s.containersOn(n, workload) {
+			require.NotContains(s.t, out, n.ID, "one copy on a node at most: %+v", c)
+			out[n.ID] = c
+		}
+	}
+	return out
+}
+
+func (s *scene) containersOn(n *system.Node, workload string) []engineView {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	list, err := n.Docker().ContainerList(ctx, container.ListOptions{All: true})
+	require.NoError(s.t, err)
+	var out []engineView
+	for _, c := range list {
+		if strings.TrimPrefix(c.Names[0], "/") != workload && c.Labels["opfield.workload"] != workload {
+			continue
+		}
+		found, err := n.Docker().ContainerInspect(ctx, c.ID)
+		if err != nil {
+			continue // it was removed just now
+		}
+		out = append(out, engineView{
+			Node: n.ID, Name: strings.TrimPrefix(found.Name, "/"), ID: found.ID, Restart: string(found.HostConfig.RestartPolicy.Name),
+			Running: found.State.Running, Started: found.State.StartedAt,
+		})
+	}
+	return out
+}
+
+// running returns the nodes on which a copy runs.
+func (s *scene) running(workload string) []string {
+	var out []string
+	for _, n := range s.Nodes {
+		for _, c := range s.containersOn(n, workload) {
+			if c.Running {
+				out = append(out, n.ID)
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// starts counts the starts of a container since a moment, as its engine
+// recorded them.
+func (s *scene) starts(node, id string, since time.Time) int {
+	s.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	stamp := func(t time.Time) string { return strconv.FormatFloat(float64(t.UnixNano())/1e9, 'f', 9, 64) }
+	messages, errs := s.node(node).Docker().Events(ctx, events.ListOptions{
+		Since: stamp(since), Until: stamp(time.Now()), Filters: filters.NewArgs(filters.Arg("container", id), filters.Arg("event", "start")),
+	})
+	n := 0
+	for {
+		select {
+		case <-messages:
+			n++
+		case <-errs: // the end of the time
+			return n
+		}
+	}
+}
+
+// status asks for a page of the route once.
+func (s *scene) status() int {
+	code, _ := system.GetHost(s.Client(), s.Ingress.HostPort(system.HTTPPort), host, "/ok")
+	return code
+}
+
+// answers waits until the route answers 200, several times in a row.
+func (s *scene) answers(within time.Duration) time.Duration {
+	s.t.Helper()
+	good := 0
+	return s.Env.Await(within, "the route answers", func() bool {
+		if good++; s.status() != 200 {
+			good = 0
+		}
+		return good >= 5
+	})
+}
+
+// gap is the longest time without a good answer, and when it ended.
+func gap(report *load.Report, since time.Time) time.Duration {
+	last, longest := since, time.Duration(0)
+	var good []time.Time
+	for _, r := range report.Results {
+		if r.OK() && r.Start.After(since) {
+			good = append(good, r.Start.Add(r.Latency))
+		}
+	}
+	slices.SortFunc(good, time.Time.Compare)
+	for _, at := range good {
+		longest, last = max(longest, at.Sub(last)), at
+	}
+	return longest
+}
