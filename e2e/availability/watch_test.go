@@ -188,3 +188,28 @@ func gap(report *load.Report, since time.Time) time.Duration {
 	}
 	return longest
 }
+
+// onlyFrom checks that nginx led every request of a run over one link.
+func (s *scene) onlyFrom(run *load.Run, link string) {
+	s.t.Helper()
+	status, err := s.IngressStatus()
+	require.NoError(s.t, err)
+	i := slices.IndexFunc(status.Links, func(l system.Link) bool { return l.Link == link })
+	require.GreaterOrEqual(s.t, i, 0, "%+v", status.Links)
+	access := s.access()
+	for _, r := range run.Results() {
+		for _, try := range access[r.ID].Tries {
+			require.Equal(s.t, status.Links[i].Address, try.Endpoint, "%s %s", r.ID, r.Start)
+		}
+	}
+}
+
+// fail makes the application of a container answer its health check badly.
+func (s *scene) fail(c engineView) {
+	s.t.Helper()
+	n := s.node(c.Node)
+	found, err := n.Docker().ContainerInspect(s.t.Context(), c.ID)
+	require.NoError(s.t, err)
+	_, err = system.Get(n.Host, "http://"+found.NetworkSettings.DefaultNetworkSettings.IPAddress+":8080/health/down")
+	require.NoError(s.t, err)
+}
