@@ -206,7 +206,7 @@ func (d *decision) mirrorNode(v *Version) *Placement {
 	if p := d.doc.placementOn(v.SourceNode); p != nil && d.online(p.Node) {
 		return p
 	}
-	if v.SourceNode != "" && d.w.Nodes[v.SourceNode].ID != "" && v.Generation == 1 {
+	if v.SourceNode != "" && d.w.Nodes[v.SourceNode].ID != "" {
 		return nil // only the origin is sure to have an image id
 	}
 	var best *Placement

@@ -82,6 +82,10 @@ type Document struct {
 	Routed     bool        `json:"routed,omitempty"`     // the original is adopted: only placements count in routing
 	Disabling  bool        `json:"disabling,omitempty"`  //
 	Released   bool        `json:"released,omitempty"`   // disabled; what is left waits for nodes that are away
+	// Ended: there is no policy any more. Only Counter counts: the next policy
+	// of the workload goes on from it, because no placement's events ever go
+	// back to an older generation.
+	Ended bool `json:"ended,omitempty"`
 	// FailbackAfter is before when no failback is tried again (PRI-5).
 	FailbackAfter time.Time `json:"failbackAfter,omitzero"`
 	// Problem is the error of the last operation that failed and was not

@@ -167,3 +167,28 @@ func NewDocument(now time.Time, e Eligibility, c placement.Captured) Document {
 	doc.add(now, Enable, "requested")
 	return doc
 }
+
+// End returns what is kept of a policy that ended.
+func (d *Document) End() Document {
+	return Document{Workload: d.Workload, Counter: d.Counter, Ended: true}
+}
+
+// After lets a new document go on from what is kept of the policy that the
+// workload had before.
+func (d *Document) After(ended Document) {
+	by := ended.Counter
+	d.Counter += by
+	d.Current += by
+	for i := range d.Versions {
+		v := &d.Versions[i]
+		v.Generation += by
+		v.Content = fmt.Sprint(v.Generation)
+	}
+	for i := range d.Placements {
+		p := &d.Placements[i]
+		p.Generation, p.AdoptedAt, p.Revision = p.Generation+by, p.AdoptedAt+by, p.Revision+by
+	}
+	for i := range d.Operations {
+		d.Operations[i].ID = fmt.Sprintf("%s-%d", d.Workload, d.number())
+	}
+}

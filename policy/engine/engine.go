@@ -47,6 +47,7 @@ type Engine struct {
 	nodes    map[string]placement.NodeReport // the newest of each
 	settings map[string]nodeSettings         // what operators decided about nodes
 	members  map[string]string               // as stored, by workload
+	ended    map[string]*entry               // what is kept of policies that ended
 
 	// Owned by the loop.
 	records map[string]map[string]placement.Desired // wanted, by node and workload
@@ -167,12 +168,17 @@ func (e *Engine) load(ctx context.Context) error {
 	defer e.mu.Unlock()
 	before := e.policies
 	e.policies = make(map[string]*entry, len(docs))
+	e.ended = map[string]*entry{}
 	e.members, e.settings, e.swaps = map[string]string{}, map[string]nodeSettings{}, map[string]uint64{}
 	e.records, e.unkept = map[string]map[string]placement.Desired{}, map[string]bool{}
 	for key, v := range docs {
 		var doc policy.Document
 		if err := json.Unmarshal(v.Value, &doc); err != nil || doc.Workload != key {
 			e.cfg.Logger.Error("stored policy cannot be read and is left alone", "workload", key, "err", err)
+			continue
+		}
+		if doc.Ended {
+			e.ended[key] = &entry{doc: doc, revision: v.Revision}
 			continue
 		}
 		e.enter(doc, v.Revision)
@@ -391,7 +397,7 @@ func (e *Engine) decide(ctx context.Context, now time.Time, name string, w *surr
 			return e.route(ctx, name)
 		}
 		if plan.Over {
-			return e.end(ctx, name, &doc, plan)
+			return e.end(ctx, name, revision, &doc, plan)
 		}
 		next, err := e.save(ctx, &plan.Document, revision)
 		if err != nil {
@@ -424,10 +430,15 @@ func (e *Engine) save(ctx context.Context, doc *policy.Document, revision uint64
 }
 
 // end removes a policy of which nothing is left.
-func (e *Engine) end(ctx context.Context, name string, before *policy.Document, plan policy.Plan) error {
+func (e *Engine) end(ctx context.Context, name string, revision uint64, before *policy.Document, plan policy.Plan) error {
 	call, cancel := e.store(ctx)
 	defer cancel()
-	if err := errors.Join(e.cfg.Store.Delete(call, bus.BucketMembers, name), e.cfg.Store.Delete(call, bus.BucketPolicies, name)); err != nil {
+	if err := e.cfg.Store.Delete(call, bus.BucketMembers, name); err != nil {
+		return err
+	}
+	rest := plan.Document.End()
+	revision, err := e.save(ctx, &rest, revision)
+	if err != nil {
 		return err
 	}
 	e.mu.Lock()
@@ -435,6 +446,7 @@ func (e *Engine) end(ctx context.Context, name string, before *policy.Document, 
 	if en := e.policies[name]; en != nil {
 		close(en.changed)
 	}
+	e.ended[name] = &entry{doc: rest, revision: revision}
 	delete(e.policies, name)
 	delete(e.members, name)
 	e.tell(name, before, &plan)

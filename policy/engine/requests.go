@@ -109,11 +109,19 @@ func (e *Engine) Enable(ctx context.Context, req policy.EnableRequest) (policy.O
 				Message: fmt.Sprintf("workload %s cannot be made available: %s", el.Workload, first.Message)}
 		}
 		doc := policy.NewDocument(time.Now(), el, c)
-		revision, err := e.save(loop, &doc, 0)
+		revision := uint64(0)
+		e.mu.Lock()
+		if before := e.ended[el.Workload]; before != nil {
+			doc.After(before.doc)
+			revision = before.revision
+		}
+		e.mu.Unlock()
+		revision, err := e.save(loop, &doc, revision)
 		if err != nil {
 			return err
 		}
 		e.mu.Lock()
+		delete(e.ended, el.Workload)
 		e.enter(doc, revision)
 		e.mu.Unlock()
 		op = doc.Operations[0]
