@@ -56,10 +56,15 @@ func TestDisable_Survivors(t *testing.T) {
 	s.answers(10 * time.Second)
 	started = s.web.Inspect().State.StartedAt
 
-	// Another copy survives.
+	// Another copy survives, of a newer generation.
 	s.enable(settings...)
-	before := s.inspect("web")
+	require.Equal(t, started, s.web.Inspect().State.StartedAt)
 	run = s.traffic()
+	s.MustCLI("ha", "update", "web", "--max-unavailable", "1", "--wait")
+	s.MustCLI("ha", "rollout", "web", "--env", "VERSION=2", "--wait")
+	s.steady("web")
+	before := s.inspect("web")
+	id = before["node-1"].ID
 	said := s.disable("node-2")
 	s.lossless(run)
 	require.Contains(t, said, "original stays stopped on node-1")
@@ -68,7 +73,7 @@ func TestDisable_Survivors(t *testing.T) {
 	survivor := before["node-2"]
 	survivor.Name, survivor.Restart = "web", "unless-stopped"
 	require.Equal(t, survivor, now["node-2"], "the same container, not restarted, under the workload's name")
-	require.Equal(t, id, now["node-1"].ID)
+	require.Equal(t, id, now["node-1"].ID, "STP-2")
 	require.False(t, now["node-1"].Running)
 	require.Equal(t, "no", now["node-1"].Restart, "nobody starts it beside the survivor")
 	s.Nodes[0].Agent.Restart(5 * time.Second)

@@ -2,6 +2,7 @@ package availability
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,14 +30,16 @@ func (s *scene) watch(workload string) (stop func() []view) {
 				return
 			case <-time.After(100 * time.Millisecond):
 			}
-			if v := s.view(workload); v.Health != "" {
+			var v view
+			if out, err := s.CLI("--json", "ha", "get", workload); err == nil && json.Unmarshal([]byte(out), &v) == nil {
 				seen = append(seen, v)
 			}
 		}
 	})
+	halt := sync.OnceFunc(func() { close(end); wg.Wait() })
+	s.t.Cleanup(halt)
 	return func() []view {
-		close(end)
-		wg.Wait()
+		halt()
 		return seen
 	}
 }
