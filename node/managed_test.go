@@ -145,6 +145,11 @@ func TestAgent_Managed(t *testing.T) { // ENA-1, RDY-3, MOD-4
 	h.engine.Run("c3", labels)
 	h.await("discovered again", func() bool { return h.last("web").State != placement.StateRemoved })
 	require.EqualValues(t, 2, h.last("web").Generation)
+	h.stop()
+	first := h.last("web").Sequence
+	h.start()
+	h.await("announced anew", func() bool { return h.last("web").Sequence.Incarnation > first.Incarnation })
+	require.EqualValues(t, 2, h.last("web").Generation)
 	var before placement.Event
 	for _, e := range h.events("web") { // EVT-3
 		require.NoError(t, e.Check())

@@ -213,6 +213,6 @@ func (s *scene) fail(c engineView) {
 	n := s.node(c.Node)
 	found, err := n.Docker().ContainerInspect(s.t.Context(), c.ID)
 	require.NoError(s.t, err)
-	_, err = system.Get(n.Host, "http://"+found.NetworkSettings.DefaultNetworkSettings.IPAddress+":8080/health/down")
+	_, err = system.Get(n.Host, "http://"+found.NetworkSettings.Networks["bridge"].IPAddress+":8080/health/down")
 	require.NoError(s.t, err)
 }
