@@ -38,6 +38,10 @@ func TestRelease_Copy(t *testing.T) { // DIS-1, DIS-2
 		require.Equal(t, "unless-stopped", h.restartPolicy("web"))
 		m, _ := h.carrier.Managed()
 		require.Equal(t, id, m["web"].Container, "it is announced as before")
+		require.True(t, h.carrier.Owned(id))
+		c, err := h.carrier.Capture(t.Context(), "web")
+		require.NoError(t, err)
+		require.Empty(t, c.Owned, "it can be made available again")
 		// It is nobody's any more.
 		h.want("web", func(d *placement.Desired) { d.Want = placement.WantAbsent })
 		require.Equal(t, []string{"web running"}, h.engine.Names())
