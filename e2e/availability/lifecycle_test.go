@@ -77,7 +77,7 @@ func TestLifecycle_StopStartRestart(t *testing.T) {
 	s.steady("web")
 	seen := stop()
 	s.lossless(run)
-	require.GreaterOrEqual(t, fewest(seen), 2)
+	s.always(seen, 2)
 	s.same(kept)
 	for node, c := range kept {
 		require.Equal(t, 1, s.starts(node, c.ID, begin), "starts on %s", node)

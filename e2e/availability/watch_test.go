@@ -44,15 +44,14 @@ func (s *scene) watch(workload string) (stop func() []view) {
 	}
 }
 
-// fewest is the smallest number of placements that served in what was seen.
-func fewest(seen []view) int {
-	least := -1
-	for _, v := range seen {
-		if least < 0 || v.Serving < least {
-			least = v.Serving
-		}
+// always checks that, once as many placements served, never fewer did.
+func (s *scene) always(seen []view, serving int) {
+	s.t.Helper()
+	from := slices.IndexFunc(seen, func(v view) bool { return v.Serving >= serving })
+	require.GreaterOrEqual(s.t, from, 0, "%d placements served", serving)
+	for _, v := range seen[from:] {
+		require.GreaterOrEqual(s.t, v.Serving, serving, "%+v", v)
 	}
-	return least
 }
 
 // ended returns every operation of a type that ended.
