@@ -87,12 +87,12 @@ type Desired struct {
 	Mirror       *Mirror `json:"mirror,omitempty"`
 	// Prefetch is an image that is pulled beside Image, before it is needed.
 	Prefetch *Image `json:"prefetch,omitempty"`
+	// RestartPolicy is Docker's restart policy ("always", "on-failure:3", …)
+	// that the workload gets back when it is released.
+	RestartPolicy string `json:"restartPolicy,omitempty"`
 	// Retired: a released original that another copy outlived: it stays
 	// stopped, with restart policy "no" (STP-2, DIS-1).
 	Retired bool `json:"retired,omitempty"`
-	// RestartPolicy is Docker's, which a released copy gets on a node that
-	// knows none of its own (DIS-1).
-	RestartPolicy string `json:"restartPolicy,omitempty"`
 }
 
 // ID returns the placement.

@@ -90,8 +90,8 @@ func (d *decision) attemptFailed(p *Placement, code Code, message string) {
 	default:
 		d.again(code, "%s", message)
 	}
-	if p.Mirror != "" {
-		p.startAgain() // the node tries again
+	if p.Mirror != "" || !d.current(p) {
+		p.Revision = 0 // the node tries the image again; its container is left alone
 		return
 	}
 	if op.Type != Rollout && !slices.Contains(op.Avoid, p.Node) {

@@ -1,8 +1,10 @@
 package policy
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/opfield/availability/placement"
@@ -71,8 +73,24 @@ func (d *decision) leaves(p *Placement) bool {
 	if !known || n.Drained || !d.doc.Settings.allows(p.Node) {
 		return true
 	}
+	return d.failsBack() && !slices.Contains(d.wanted(), p.Node)
+}
+
+// failsBack reports whether a failback is at work, and the settings still let
+// it.
+func (d *decision) failsBack() bool {
 	op := d.active()
-	return op != nil && op.Type == Failback && !slices.Contains(d.wanted(), p.Node)
+	return op != nil && op.Type == Failback && d.doc.Settings.PriorityMode && d.doc.Settings.CanFailBack()
+}
+
+// unavailable is how many placements may be made unavailable now: by a
+// failback only if it cannot do without (PRI-2, PRI-6).
+func (d *decision) unavailable() int {
+	s := d.doc.Settings
+	if op := d.active(); op != nil && op.Type == Failback && (s.Mode == Failover || s.MaxSurge > 0) {
+		return 0
+	}
+	return s.MaxUnavailable
 }
 
 // wanted returns the nodes that priority mode wants the workload on: the first
@@ -92,7 +110,7 @@ func (d *decision) wanted() []string {
 // healthy for the failback delay, by priority. A node that serves needs no delay.
 func (d *decision) order() []string {
 	v := d.doc.version(d.doc.Current)
-	delay := time.Duration(d.doc.Settings.FailbackDelaySeconds) * time.Second
+	delay := d.failbackDelay()
 	var out []string
 	for id, n := range d.w.Nodes {
 		p := d.doc.placementOn(id)
@@ -104,7 +122,7 @@ func (d *decision) order() []string {
 		if n.Healthy.IsZero() || serves {
 			continue
 		}
-		if code, _ := d.nodeRefusal(id, v); code == "" && d.due(n.Healthy.Add(delay)) {
+		if d.nodeRefusal(id, v) == "" && d.due(n.Healthy.Add(delay)) {
 			out = append(out, id)
 		}
 	}
@@ -118,6 +136,10 @@ func (d *decision) order() []string {
 		return compare(a, b)
 	})
 	return out
+}
+
+func (d *decision) failbackDelay() time.Duration {
+	return time.Duration(d.doc.Settings.FailbackDelaySeconds) * time.Second
 }
 
 func (d *decision) servesOn(node string) bool {
@@ -138,12 +160,14 @@ func (d *decision) converge() {
 	if op.Type == Rollout && !op.RolledBack && op.Worked >= d.w.Timing.RolloutWithin {
 		d.rollBack(CodeRolloutTimeout, fmt.Sprintf("it was not done within %v", d.w.Timing.RolloutWithin))
 	}
-	if !d.image() {
-		return
-	}
-	d.replaceLost()
-	if d.failures() {
-		return
+	for again := true; again; { // once more after a rollout turned round
+		if !d.image() {
+			return
+		}
+		d.replaceLost()
+		if again = d.failures(); again && d.active() == nil {
+			return
+		}
 	}
 	d.replaceSuspended()
 	for range 2 * (MaxReplicas + len(d.doc.Placements)) {
@@ -190,7 +214,7 @@ func (d *decision) image() bool {
 	}
 	if o.Fault != nil && o.Fault.Code == placement.CodeImageMirror && o.Fault.Final {
 		d.attemptFailed(source, Code(o.Fault.Code), o.Fault.Message)
-		return false
+		return d.active() != nil && d.image() // a rollout turned round goes on with the version before
 	}
 	if o.Fault != nil {
 		d.phase(PreparingImages, "node %s: %s", source.Node, o.Fault.Message)
@@ -210,6 +234,9 @@ func (d *decision) mirrorNode(v *Version) *Placement {
 		return nil // only the origin is sure to have an image id
 	}
 	var best *Placement
+	if p := d.doc.placementOn(d.doc.Original.Node); p != nil && d.online(p.Node) && strings.HasPrefix(v.Source, "sha256:") {
+		return p // the origin knows an id by its own builds
+	}
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
 		if d.online(p.Node) && p.Want != placement.WantAbsent && (best == nil || best.Want != placement.WantServing && p.Want == placement.WantServing) {
@@ -236,33 +263,53 @@ func (d *decision) place(node string) *Placement {
 	return &d.doc.Placements[len(d.doc.Placements)-1]
 }
 
+// replaceable reports whether the node of a placement is lost and another can
+// take its place. Without one it is kept: it serves again when its node is back.
+func (d *decision) replaceable(p Placement) bool {
+	if p.Want != placement.WantServing || !d.lost(p.Node) {
+		return false
+	}
+	_, known := d.w.Nodes[p.Node]
+	return !known || len(d.candidates()) > 0 || len(d.tally().serving) > d.doc.Settings.Replicas
+}
+
 // replaceLost gives up the placements of lost nodes.
 func (d *decision) replaceLost() {
 	for i := range d.doc.Placements {
-		if p := &d.doc.Placements[i]; p.Want == placement.WantServing && d.lost(p.Node) {
+		if p := &d.doc.Placements[i]; d.replaceable(*p) {
 			d.step(p.Node, "node %s is lost", p.Node)
 			d.put(p, rest(p))
 		}
 	}
 }
 
-// replaceSuspended gives up one placement that is out of routing by its
-// checks, if another node can take it; otherwise it is restarted where it is.
+// replaceSuspended gives up the placements that are out of routing by their
+// checks, as far as other nodes can take them; the others are restarted where
+// they are.
 func (d *decision) replaceSuspended() {
 	op := d.active()
+	free := -1
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
 		if p.Want != placement.WantServing || !p.Suspended || p.For == op.ID {
 			continue
 		}
-		if len(d.candidates()) > 0 {
-			d.put(p, rest(p))
-			return
+		if free < 0 {
+			free = len(d.candidates())
 		}
-		p.startAgain()
-		p.For, p.Since = op.ID, d.now
-		d.step(p.Node, "restart on %s: no other node can take it", p.Node)
-		return
+		if free == 0 {
+			p.startAgain()
+			p.For, p.Since = op.ID, d.now
+			d.step(p.Node, "restart on %s: no other node can take it", p.Node)
+			continue
+		}
+		free--
+		op.Avoid = append(slices.Clone(op.Avoid), p.Node)
+		d.put(p, rest(p))
+		// The node was no good for the workload: its delay starts again (PRI-3).
+		if back := d.now.Add(d.failbackDelay()); back.After(d.doc.FailbackAfter) {
+			d.doc.FailbackAfter = back
+		}
 	}
 }
 
@@ -273,19 +320,20 @@ func (d *decision) move(t tally) bool {
 	missing := s.Replicas - (len(t.serving) - len(t.vacate)) - returning(t.draining)
 	// may reports whether one placement less may serve now.
 	may := func(p *Placement) bool {
-		return d.down(p) || t.ready-1 >= s.Replicas-s.MaxUnavailable
+		return d.down(p) || t.ready-1 >= s.Replicas-d.unavailable()
 	}
 	switch {
 	case missing > 0 && len(t.serving)+returning(t.draining) < s.Replicas:
-		if running < s.Replicas+s.MaxSurge || len(t.draining) > 0 {
-			return running < s.Replicas+max(1, s.MaxSurge) && d.addCopy()
+		room := s.MaxSurge
+		if t.ready < s.Replicas-d.unavailable() {
+			room = max(1, room) // what drains does not hold a replacement up
 		}
-		return false
+		return running < s.Replicas+room && d.addCopy()
 	case missing > 0: // something leaves its node, and has no successor yet
 		if running < s.Replicas+s.MaxSurge {
 			return d.addCopy()
 		}
-		if p := d.firstToGo(t.vacate); s.MaxUnavailable > 0 && len(t.draining) == 0 && may(p) {
+		if p := d.firstToGo(t.vacate); d.unavailable() > 0 && len(t.draining) == 0 && may(p) {
 			d.retire(p, rest(p))
 			return true
 		}
@@ -303,17 +351,25 @@ func (d *decision) move(t tally) bool {
 	if len(t.old) > 0 {
 		return d.update(t, running, may)
 	}
-	if extra := len(t.serving) + returning(t.draining) - s.Replicas; extra > 0 && len(t.serving) > 0 {
+	if extra := len(t.serving) + returning(t.draining) - s.Replicas; extra > 0 && len(t.serving) > 0 && !d.starting(t.serving) {
 		p := d.firstToGo(t.serving)
 		if len(t.vacate) > 0 {
 			p = d.firstToGo(t.vacate)
 		}
-		if d.down(p) || t.ready > s.Replicas-s.MaxUnavailable && (t.ready > s.Replicas || s.MaxUnavailable > 0) {
+		if d.idle(p) || t.ready > s.Replicas {
 			d.retire(p, rest(p))
 			return true
 		}
 	}
 	return false
+}
+
+// starting reports whether a copy that the operation started is not ready yet:
+// it is not judged before that, so the original is not given up for a
+// temporary copy.
+func (d *decision) starting(serving []*Placement) bool {
+	op := d.active()
+	return slices.ContainsFunc(serving, func(p *Placement) bool { return p.For == op.ID && d.current(p) && !d.ready(p) && d.online(p.Node) })
 }
 
 // returning counts the draining placements that serve again afterwards.
@@ -330,7 +386,7 @@ func returning(draining []*Placement) int {
 // addCopy starts a copy on the best node.
 func (d *decision) addCopy() bool {
 	nodes := d.candidates()
-	if op := d.active(); op.Type == Failback {
+	if d.failsBack() {
 		// Only where priority wants it.
 		wanted := d.wanted()
 		nodes = slices.DeleteFunc(nodes, func(n string) bool { return !slices.Contains(wanted, n) })
@@ -341,6 +397,7 @@ func (d *decision) addCopy() bool {
 	p := d.place(nodes[0])
 	p.Generation = d.doc.Current
 	d.put(p, placement.WantServing)
+	d.added = p.Node
 	return true
 }
 
@@ -355,7 +412,7 @@ func (d *decision) update(t tally, running int, may func(*Placement) bool) bool 
 			fresh++
 		}
 	}
-	if fresh >= s.Replicas && !p.Original {
+	if fresh >= s.Replicas && !p.Original && !s.PriorityMode {
 		d.retire(p, rest(p)) // enough have the new version: this one is not needed
 		return true
 	}
@@ -364,37 +421,42 @@ func (d *decision) update(t tally, running int, may func(*Placement) bool) bool 
 		if !d.prefetched(p) {
 			return false
 		}
+		if o := d.w.Observed[p.Node]; d.ready(p) && p.answers(o) && o.Fault != nil && o.Fault.Final && !o.PrefetchReady {
+			d.attemptFailed(p, Code(o.Fault.Code), fmt.Sprintf("node %s: %s", p.Node, o.Fault.Message)) // what serves is left alone
+			return d.active() != nil
+		}
 		p.For = d.active().ID
 		d.retire(p, placement.WantServing)
 		if p.Want == placement.WantServing { // its node is away: nothing to drain
 			p.Generation, p.Since, p.Revision = d.doc.Current, d.now, 0
 		}
 		return true
-	case running < s.Replicas+s.MaxSurge:
-		return d.addCopy()
+	case running < s.Replicas+s.MaxSurge && d.addCopy():
+		d.doc.placementOn(d.added).Surge = true
+		return true
 	}
 	return false
 }
 
+// idle reports whether a placement does not serve and is not being started.
+func (d *decision) idle(p *Placement) bool {
+	op := d.active()
+	return d.down(p) && !(op != nil && p.For == op.ID && d.online(p.Node) && !p.Suspended)
+}
+
 // prefetched reports whether the node has the new image, so that the copy is
-// down for no longer than its start takes. A failed pull ends the wait: the
-// start then says why.
+// down for no longer than its start takes. A failed pull ends the wait. A node
+// that is not reporting hears of nothing, and its copy may serve well.
 func (d *decision) prefetched(p *Placement) bool {
 	o := d.w.Observed[p.Node]
-	return !d.online(p.Node) || p.answers(o) && (o.PrefetchReady || o.Fault != nil && o.Fault.Final)
+	return !d.reachable(p.Node) || d.online(p.Node) && p.answers(o) && (o.PrefetchReady || o.Fault != nil && o.Fault.Final)
 }
 
 // nextToUpdate is the placement that is updated first: one that does not serve
 // anyway, and the original last.
 func (d *decision) nextToUpdate(old []*Placement) *Placement {
 	return slices.MinFunc(old, func(a, b *Placement) int {
-		if r := boolFirst(d.down(a), d.down(b)); r != 0 {
-			return r
-		}
-		if r := boolFirst(!a.Original, !b.Original); r != 0 {
-			return r
-		}
-		return compare(a.Node, b.Node)
+		return cmp.Or(boolFirst(d.down(a), d.down(b)), boolFirst(d.online(a.Node), d.online(b.Node)), boolFirst(!a.Original, !b.Original), compare(a.Node, b.Node))
 	})
 }
 
@@ -402,13 +464,13 @@ func (d *decision) nextToUpdate(old []*Placement) *Placement {
 // then that of the lowest priority, then the youngest that is no original.
 func (d *decision) firstToGo(from []*Placement) *Placement {
 	return slices.MinFunc(from, func(a, b *Placement) int {
-		if r := boolFirst(d.down(a), d.down(b)); r != 0 {
+		if r := boolFirst(d.idle(a), d.idle(b)); r != 0 {
 			return r
 		}
 		if ra, rb := d.rank(a.Node), d.rank(b.Node); d.doc.Settings.PriorityMode && ra != rb {
 			return rb - ra
 		}
-		if r := boolFirst(!a.Original, !b.Original); r != 0 {
+		if r := cmp.Or(boolFirst(!a.Original, !b.Original), boolFirst(a.Surge, b.Surge)); r != 0 {
 			return r
 		}
 		if r := b.Since.Compare(a.Since); r != 0 {

@@ -38,18 +38,20 @@ type decision struct {
 	doc    Document
 	next   time.Time
 	events []Event
-	ended  int // operations
+	ended  int    // operations
+	added  string // node of the copy that was started last
+	// generated is the name of a copy that is not the original.
+	generated string
 }
 
 // Decide returns what becomes of a document as the world is. The same input
 // gives the same plan. It is called after every change of the world and when
 // Plan.Next has come.
 func Decide(now time.Time, doc Document, w World) Plan {
-	d := &decision{now: now, w: w, doc: doc}
+	d := &decision{now: now, w: w, doc: doc, generated: generatedPrefix + doc.Workload}
 	d.doc.Placements = slices.Clone(doc.Placements)
 	d.doc.Versions = slices.Clone(doc.Versions)
 	d.doc.Operations = slices.Clone(doc.Operations)
-	d.doc.History = slices.Clone(doc.History)
 	for i := range d.doc.Operations {
 		op := &d.doc.Operations[i]
 		op.Steps, op.Avoid, op.Left = slices.Clip(op.Steps), slices.Clip(op.Avoid), slices.Clone(op.Left)
@@ -62,11 +64,13 @@ func Decide(now time.Time, doc Document, w World) Plan {
 	for range len(d.doc.Operations) + 2 {
 		ended := d.ended
 		d.turn()
+		began := d.active() != nil
 		d.work()
 		if d.active() == nil {
 			d.propose()
 		}
-		if len(d.doc.Operations) == 0 || d.ended == ended {
+		gaveUp := began && d.active() == nil && len(d.doc.Operations) > 1
+		if len(d.doc.Operations) == 0 || d.ended == ended && !gaveUp {
 			break
 		}
 	}
@@ -122,8 +126,11 @@ func (d *decision) put(p *Placement, want placement.Want) {
 	}
 	p.Want, p.Since, p.Closed, p.Revision = want, d.now, time.Time{}, 0
 	p.Bad, p.Good, p.Suspended, p.CheckedAt = 0, 0, false, time.Time{}
-	if want != placement.WantDraining {
+	if p.Surge = false; want != placement.WantDraining {
 		p.After = ""
+	}
+	if want == placement.WantStopped || want == placement.WantAbsent || want == placement.WantReleased {
+		p.Mirror = "" // it would not be done before the image is pushed
 	}
 	if op := d.active(); op != nil {
 		p.For = op.ID
@@ -164,11 +171,10 @@ func (d *decision) retire(p *Placement, after placement.Want) {
 		d.put(p, after)
 		return
 	}
-	if !d.online(p.Node) {
+	if !d.reachable(p.Node) {
 		d.put(p, after)
 		return
 	}
-	p.After = after
 	d.put(p, placement.WantDraining)
 	p.After = after
 }
@@ -339,7 +345,7 @@ func (d *decision) drained(p *Placement) {
 		after = rest(p)
 	}
 	if after == placement.WantServing {
-		if d.current(p) {
+		if op := d.active(); d.current(p) || op != nil && op.Type == Restart {
 			p.startAgain()
 		} else {
 			p.Generation = d.doc.Current
@@ -364,6 +370,7 @@ func (d *decision) forget() {
 			d.put(p, placement.WantReleased)
 		}
 	}
+	before := len(d.doc.Placements)
 	d.doc.Placements = slices.DeleteFunc(d.doc.Placements, func(p Placement) bool {
 		o := d.w.Observed[p.Node]
 		gone := p.Want == placement.WantAbsent
@@ -378,6 +385,9 @@ func (d *decision) forget() {
 		}
 		return false
 	})
+	if d.doc.Released && len(d.doc.Placements) < before {
+		d.forget() // only the survivor may be left
+	}
 }
 
 // jitter spreads what begins by itself at the same moment (OPS-4).
@@ -396,14 +406,22 @@ func (d *Document) number() uint64 {
 // revise numbers every placement whose record says something else than
 // before.
 func (d *decision) revise(before *Document) {
-	old := before.Desired()
+	// All that a record depends on besides its placement.
+	alike := before.Current == d.doc.Current && before.survivor() == d.doc.survivor() && sameVersions(before.Versions, d.doc.Versions)
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
-		was, now := old[p.Node], d.doc.desired(p)
-		if p.Revision == 0 || !sameDesired(was, now) {
+		was := before.placementOn(p.Node)
+		if p.Revision != 0 && alike && was != nil && *was == *p {
+			continue
+		}
+		if p.Revision == 0 || was == nil || !sameDesired(before.desired(was), d.doc.desired(p)) {
 			p.Revision = d.doc.number()
 		}
 	}
+}
+
+func sameVersions(a, b []Version) bool {
+	return slices.EqualFunc(a, b, func(x, y Version) bool { return x.Generation == y.Generation && x.Image.Digest == y.Image.Digest })
 }
 
 func sameDesired(a, b placement.Desired) bool {

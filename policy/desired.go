@@ -70,9 +70,9 @@ func (d *Document) desired(p *Placement) placement.Desired {
 
 // survivor is the node of the surviving placement of a disable, or "".
 func (d *Document) survivor() string {
-	for _, list := range [][]Operation{d.Operations, d.History} {
-		for _, op := range list {
-			if op.Type == Disable && op.Status != Cancelled {
+	for _, list := range [2][]Operation{d.Operations, d.History} {
+		for i := range list {
+			if op := &list[i]; op.Type == Disable && op.Status != Cancelled {
 				return op.Survivor
 			}
 		}

@@ -45,6 +45,8 @@ type Placement struct {
 	// After is what a draining placement becomes. What becomes serving again
 	// is restarted or brought to the current generation on the way.
 	After placement.Want `json:"after,omitempty"`
+	// Surge: it was started above the wanted count, for the time of a rollout.
+	Surge bool `json:"surge,omitempty"`
 	// For is the operation that works on it.
 	For string `json:"for,omitempty"`
 	// Replica checks (RDY-2).
@@ -93,11 +95,13 @@ type Document struct {
 	Problem *Problem `json:"problem,omitempty"`
 }
 
-// Problem is an error that a policy keeps.
+// Problem is an error that a policy keeps. That of a rollout stays until
+// another version was brought out (ROL-2).
 type Problem struct {
 	Code      Code      `json:"code"`
 	Message   string    `json:"message"`
 	Operation string    `json:"operation"`
+	Type      Type      `json:"type"` // of the operation
 	At        time.Time `json:"at"`
 }
 

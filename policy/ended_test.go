@@ -56,8 +56,8 @@ func TestDisable_Result(t *testing.T) { // STP-2, DIS-1
 	_, refusal := doc.Disable(now, policy.DisableRequest{Survivor: "node-2", Confirm: "web"}, w)
 	require.Nil(t, refusal)
 	plan := policy.Decide(now, doc, w)
-	require.Contains(t, plan.Document.Operations[0].Result, "web stays on node-2")
-	require.Contains(t, plan.Document.Operations[0].Result, "original stays stopped on node-1")
+	require.Contains(t, plan.Document.Operations[0].Result, "the workload runs on node-2")
+	require.Contains(t, plan.Document.Operations[0].Result, "its original is stopped on node-1")
 
 	// What is released gets the restart policy of the original, but for an
 	// original that another copy outlived.

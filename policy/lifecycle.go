@@ -191,13 +191,13 @@ func (d *decision) disable() {
 
 // kept says what a disable leaves behind.
 func (d *decision) kept(survivor *Placement) string {
-	text := fmt.Sprintf("container %s stays on %s", d.doc.Original.Container, survivor.Node)
+	text := "the workload runs on " + survivor.Node
 	if d.doc.Stopped {
-		text += ", stopped"
+		text = "the workload stays stopped on " + survivor.Node
 	}
 	for i := range d.doc.Placements {
 		if p := &d.doc.Placements[i]; p.Original && p.Node != survivor.Node {
-			text += fmt.Sprintf("; the original stays stopped on %s", p.Node)
+			text += "; its original is stopped on " + p.Node
 		}
 	}
 	return text
@@ -220,16 +220,23 @@ func (d *decision) freeSurvivor(s *Placement) bool {
 		p := &d.doc.Placements[i]
 		others = others || p != s && !d.down(p)
 	}
-	if others && !d.serves(s) {
-		d.phase(CheckingHealth, "the survivor on %s: %s", s.Node, reasonOf(d.w.Observed[s.Node]))
-		if code, message := d.failed(s); d.online(s.Node) && code != "" {
-			d.again(code, "%s", message)
-			s.startAgain()
-			s.Since = d.active().Next
-		}
-		return false
+	if d.serves(s) {
+		return true
 	}
-	return true
+	o := d.w.Observed[s.Node]
+	if !others && s.answers(o) && o.Generation != 0 {
+		return true // nothing better is left, and there is a container (DIS-4)
+	}
+	d.phase(CheckingHealth, "the survivor on %s: %s", s.Node, reasonOf(o))
+	switch code, message := d.failed(s); {
+	case !d.online(s.Node):
+		d.hold(CodeSurvivorUnreachable, "node %s has the survivor and is not online", s.Node)
+	case code != "":
+		d.again(code, "%s", message)
+		s.startAgain()
+		s.Since = d.active().Next
+	}
+	return false
 }
 
 // endOthers drains and removes every copy but the survivor.

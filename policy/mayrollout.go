@@ -21,7 +21,7 @@ func (d *Document) MayRollOut(w World) *Refusal {
 	switch {
 	case here+free < s.Replicas:
 		return refuse(CodeInsufficientNodes, "%d nodes have or can take the workload, %d are needed: %s", here+free, s.Replicas, dec.whyNot())
-	case s.MaxUnavailable == 0 && (s.MaxSurge == 0 || here >= s.Replicas && free == 0):
+	case s.MaxUnavailable == 0 && (s.MaxSurge == 0 || here+free <= s.Replicas):
 		return refuse(CodeRolloutCapacity, "no node has room for a temporary placement (maxSurge %d): set maxUnavailable to at least 1, or add a node: %s", s.MaxSurge, dec.whyNot())
 	}
 	return nil

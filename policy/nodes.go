@@ -50,8 +50,7 @@ func ArchOf(name string) string {
 	return ""
 }
 
-// fits says why a node cannot take a new copy of the version, or "". The
-// settings of the user count too.
+// allows reports whether the settings let a node have placements.
 func (s Settings) allows(node string) bool {
 	return s.Selection != SelectedNodes || slices.Contains(s.Nodes, node)
 }
@@ -65,59 +64,104 @@ type claim struct {
 }
 
 // refusal says why the node cannot take the claim, or "".
-func (n Node) refusal(c claim) (Code, string) {
+func (n *Node) refusal(c *claim) Code {
 	v := c.version
 	switch {
 	case n.State != NodeOnline:
-		return CodeNodeOffline, fmt.Sprintf("it is %s", cmp.Or(string(n.State), "unseen"))
-	case !n.Known:
-		return CodeNodeError, "it has not told what it has yet"
-	case n.Facts.Error != "":
-		return CodeNodeError, n.Facts.Error
-	case n.Facts.Docker == "":
-		return CodeNodeError, "its Docker daemon does not answer"
+		return CodeNodeOffline
+	case !n.Known || n.Facts.Error != "" || n.Facts.Docker == "":
+		return CodeNodeError
 	case n.Drained:
-		return CodeNodeDrained, "an operator drained it; `opfield nodes undrain` ends that"
+		return CodeNodeDrained
 	case n.Refused != "":
-		return CodeNodeGrant, n.Refused
+		return CodeNodeGrant
 	}
 	have := ArchOf(n.Facts.Arch)
 	if have == "" {
-		return CodeNodeArchUnknown, fmt.Sprintf("its architecture %q is not known", n.Facts.Arch)
+		return CodeNodeArchUnknown
 	}
-	if archs := v.archs(); len(archs) == 0 {
-		return CodeNodeArchUnknown, fmt.Sprintf("the architecture %q of the image is not known", v.Arch)
-	} else if !slices.Contains(archs, have) {
-		return CodeNodeArch, fmt.Sprintf("it is %s, the image is for %s", have, strings.Join(archs, ", "))
+	if some, runs := v.runsOn(have); !some {
+		return CodeNodeArchUnknown
+	} else if !runs {
+		return CodeNodeArch
 	}
-	if v.Memory > n.freeMemory() {
-		return CodeNodeCapacity, fmt.Sprintf("%d MiB of memory are free, %d MiB are needed", max(0, n.freeMemory())>>20, v.Memory>>20)
+	if v.Memory > n.freeMemory() || v.CPU > n.freeCPU() {
+		return CodeNodeCapacity
 	}
-	if v.CPU > n.freeCPU() {
-		return CodeNodeCapacity, fmt.Sprintf("%d m of CPU are free, %d m are needed", max(0, n.freeCPU()), v.CPU)
+	if code, _, _ := n.taken(c); code != "" {
+		return code
 	}
-	for _, taken := range n.Facts.Containers {
+	if n.Relay != "" {
+		return CodeNodeRelay
+	}
+	if n.Facts.Registry != "" && !c.haveImage {
+		return CodeNodeRegistry
+	}
+	return ""
+}
+
+// taken returns the container that has the name or a port of the claim.
+func (n *Node) taken(c *claim) (Code, *placement.TakenName, placement.PublishedPort) {
+	for i := range n.Facts.Containers {
+		taken := &n.Facts.Containers[i]
 		if taken.Workload == c.workload {
 			continue
 		}
 		if taken.Name == c.container {
-			return CodeNodeName, fmt.Sprintf("container %s exists there and is not of this workload", taken.Name)
+			return CodeNodeName, taken, placement.PublishedPort{}
 		}
 		for _, has := range taken.Published {
-			for _, want := range v.Published {
+			for _, want := range c.version.Published {
 				if taken.Running && overlap(has, want) {
-					return CodeNodePort, fmt.Sprintf("port %d/%s is published by container %s", want.Port, want.Transport, taken.Name)
+					return CodeNodePort, taken, want
 				}
 			}
 		}
 	}
-	if n.Relay != "" {
-		return CodeNodeRelay, n.Relay
+	return "", nil, placement.PublishedPort{}
+}
+
+// explain says a refusal in words.
+func (n *Node) explain(code Code, c *claim) string {
+	v := c.version
+	switch code {
+	case CodeNodeOffline:
+		return fmt.Sprintf("it is %s", cmp.Or(string(n.State), "unseen"))
+	case CodeNodeError:
+		if !n.Known {
+			return "it has not told what it has yet"
+		}
+		return cmp.Or(n.Facts.Error, "its Docker daemon does not answer")
+	case CodeNodeDrained:
+		return "an operator drained it; `opfield nodes undrain` ends that"
+	case CodeNodeNotSelected:
+		return "it is not among the selected nodes"
+	case CodeNodeGrant:
+		return n.Refused
+	case CodeNodeArchUnknown:
+		if ArchOf(n.Facts.Arch) == "" {
+			return fmt.Sprintf("its architecture %q is not known", n.Facts.Arch)
+		}
+		return fmt.Sprintf("the architecture %q of the image is not known", v.Arch)
+	case CodeNodeArch:
+		return fmt.Sprintf("it is %s, the image is for %s", ArchOf(n.Facts.Arch), strings.Join(v.archs(), ", "))
+	case CodeNodeCapacity:
+		if v.Memory > n.freeMemory() {
+			return fmt.Sprintf("%d MiB of memory are free, %d MiB are needed", max(0, n.freeMemory())>>20, v.Memory>>20)
+		}
+		return fmt.Sprintf("%d m of CPU are free, %d m are needed", max(0, n.freeCPU()), v.CPU)
+	case CodeNodeName:
+		_, taken, _ := n.taken(c)
+		return fmt.Sprintf("container %s exists there and is not of this workload", taken.Name)
+	case CodeNodePort:
+		_, taken, port := n.taken(c)
+		return fmt.Sprintf("port %d/%s is published by container %s", port.Port, port.Transport, taken.Name)
+	case CodeNodeRelay:
+		return n.Relay
+	case CodeNodeRegistry:
+		return n.Facts.Registry
 	}
-	if n.Facts.Registry != "" && !c.haveImage {
-		return CodeNodeRegistry, n.Facts.Registry
-	}
-	return "", ""
+	return ""
 }
 
 func overlap(a, b placement.PublishedPort) bool {
@@ -132,8 +176,7 @@ func (n Node) freeCPU() int64    { return n.Facts.CPU - n.Facts.ReservedCPU - n.
 func (v *Version) archs() []string {
 	var out []string
 	for _, p := range v.Image.Platforms {
-		os, arch, _ := strings.Cut(p, "/")
-		if a := ArchOf(arch); a != "" && os == "linux" && !slices.Contains(out, a) {
+		if a := linuxArch(p); a != "" && !slices.Contains(out, a) {
 			out = append(out, a)
 		}
 	}
@@ -141,6 +184,28 @@ func (v *Version) archs() []string {
 		out = append(out, a)
 	}
 	return out
+}
+
+// runsOn reports whether any architecture of the version is known, and whether
+// the given one is among them.
+func (v *Version) runsOn(arch string) (known, runs bool) {
+	for _, p := range v.Image.Platforms {
+		if a := linuxArch(p); a != "" {
+			known, runs = true, runs || a == arch
+		}
+	}
+	if a := ArchOf(v.Arch); !known && a != "" {
+		return true, a == arch
+	}
+	return known, runs
+}
+
+func linuxArch(platform string) string {
+	os, arch, _ := strings.Cut(platform, "/")
+	if os != "linux" {
+		return ""
+	}
+	return ArchOf(arch)
 }
 
 // roundedFree makes nearly equal nodes equal, so that ties are by placements.
@@ -207,7 +272,7 @@ func (d *decision) candidates() []string {
 		if p := d.doc.placementOn(id); p != nil && (p.Want == placement.WantServing || p.Want == placement.WantDraining || p.Want == placement.WantStopped && !p.Original) {
 			continue
 		}
-		if code, _ := d.nodeRefusal(id, v); code == "" {
+		if d.nodeRefusal(id, v) == "" {
 			out = append(out, id)
 		}
 	}
@@ -215,20 +280,28 @@ func (d *decision) candidates() []string {
 	return out
 }
 
-func (d *decision) nodeRefusal(id string, v *Version) (Code, string) {
-	if !d.doc.Settings.allows(id) {
-		return CodeNodeNotSelected, "it is not among the selected nodes"
-	}
+// claimOn is what a new copy of the version needs from a node.
+func (d *decision) claimOn(id string, v *Version) claim {
 	p := d.doc.placementOn(id)
-	name := generatedPrefix + d.doc.Workload
-	if p != nil {
-		name = d.doc.containerName(p)
+	name := d.generated
+	if p != nil && p.Original {
+		name = d.doc.Original.Container
 	}
-	o := d.w.Observed[id]
-	return d.w.Nodes[id].refusal(claim{
-		workload: d.doc.Workload, container: name, version: v,
-		haveImage: p != nil && p.answers(o) && (o.ImageReady && p.Generation == v.Generation || o.PrefetchReady),
-	})
+	have := false
+	if p != nil {
+		o := d.w.Observed[id]
+		have = p.answers(o) && (o.ImageReady && p.Generation == v.Generation || o.PrefetchReady)
+	}
+	return claim{workload: d.doc.Workload, container: name, version: v, haveImage: have}
+}
+
+// nodeRefusal says why a node cannot take a new copy, or "".
+func (d *decision) nodeRefusal(id string, v *Version) Code {
+	if !d.doc.Settings.allows(id) {
+		return CodeNodeNotSelected
+	}
+	n, c := d.w.Nodes[id], d.claimOn(id, v)
+	return n.refusal(&c)
 }
 
 // lostAt returns when the node counts as lost for replacement (LOS-1).

@@ -37,9 +37,10 @@ func (d *Document) Update(now time.Time, s Settings) (Operation, *Refusal) {
 		return Operation{}, &Refusal{Code: CodeOriginNotSelected, Message: "the original must be among the selected nodes",
 			Violations: []Violation{{CodeOriginNotSelected, "nodes", fmt.Sprintf("the original runs on %s; select it too", d.Original.Node)}}}
 	}
-	d.Settings = s
+	d.Settings, d.Operations = s, slices.Clone(d.Operations)
 	for i := range d.Operations {
-		if op := &d.Operations[i]; op.Type == Scale && op.Status == Pending {
+		if op := &d.Operations[i]; op.Type == Scale && op.Status != Running {
+			op.Next = time.Time{}
 			return *op, nil
 		}
 	}
@@ -219,7 +220,11 @@ func (d *Document) Disable(now time.Time, r DisableRequest, w World) (Operation,
 	if s := w.Nodes[r.Survivor].State; s != NodeOnline {
 		return Operation{}, refuse(CodeSurvivorUnreachable, "node %s is %s: a survivor must be reachable", r.Survivor, s)
 	}
-	ready := func(p *Placement) bool { return p.Want == placement.WantServing && w.Observed[p.Node].Ready }
+	dec := &decision{w: w, doc: *d}
+	ready := func(p *Placement) bool { return dec.ready(p) }
+	if d.Stopped && !p.Original && p.Want == placement.WantPrepared {
+		return Operation{}, refuse(CodeSurvivor, "the workload is stopped, and node %s has its image only; choose a node that has a container", r.Survivor)
+	}
 	if !d.Stopped && !ready(p) {
 		for i := range d.Placements {
 			if q := &d.Placements[i]; ready(q) {
@@ -246,10 +251,16 @@ func (d *Document) nodes() []string {
 // Retry queues an operation that failed again, or lets one that waits begin
 // now. An empty id is the last one that failed.
 func (d *Document) Retry(now time.Time, id string) (Operation, *Refusal) {
+	d.Operations, d.Placements = slices.Clone(d.Operations), slices.Clone(d.Placements)
 	for i := range d.Operations {
 		if op := &d.Operations[i]; op.ID == id || id == "" && op.Status == Waiting {
 			if op.Status == Waiting {
 				op.Next, op.Avoid = time.Time{}, nil
+				for i := range d.Placements {
+					if p := &d.Placements[i]; p.Mirror != "" {
+						p.Revision = d.number() // what the node said of the last attempt does not count
+					}
+				}
 			}
 			return *op, nil
 		}

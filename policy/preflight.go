@@ -95,10 +95,10 @@ func (e *Eligibility) judgeNodes(req EnableRequest, s Subject, block func(Code, 
 			c.container, c.haveImage, c.version = s.Captured.Name, false, &Version{Arch: v.Arch}
 			n.Facts.Containers = slices.DeleteFunc(slices.Clone(n.Facts.Containers), func(t placement.TakenName) bool { return t.Name == s.Captured.Name })
 		}
-		r.Reason, r.Message = n.refusal(c)
-		if r.Reason == "" && !r.Selected {
-			r.Reason, r.Message = CodeNodeNotSelected, "it is not among the selected nodes"
+		if r.Reason = n.refusal(&c); r.Reason == "" && !r.Selected {
+			r.Reason = CodeNodeNotSelected
 		}
+		r.Message = n.explain(r.Reason, &c)
 		if r.Eligible = r.Reason == ""; r.Eligible {
 			eligible++
 		}
@@ -107,10 +107,13 @@ func (e *Eligibility) judgeNodes(req EnableRequest, s Subject, block func(Code, 
 		}
 		e.Nodes = append(e.Nodes, r)
 	}
-	for _, list := range [][]string{req.Settings.Nodes, req.Settings.NodePriority} {
+	if _, known := s.Nodes[req.Node]; !known {
+		block(CodeNodeUnknown, "node", "there is no node %s; see `opfield nodes list`", req.Node)
+	}
+	for i, list := range [][]string{req.Settings.Nodes, req.Settings.NodePriority} {
 		for _, id := range list {
 			if _, known := s.Nodes[id]; !known {
-				block(CodeNodeUnknown, "nodes", "there is no node %s; see `opfield nodes list`", id)
+				block(CodeNodeUnknown, []string{"nodes", "nodePriority"}[i], "there is no node %s; see `opfield nodes list`", id)
 			}
 		}
 	}

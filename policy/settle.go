@@ -34,6 +34,7 @@ func (d *decision) settle() {
 		switch {
 		case !d.online(p.Node):
 			d.phase(Starting, "waits for node %s, which is away", p.Node)
+			d.hold(CodeDrainTimeout, "node %s is %s", p.Node, d.w.Nodes[p.Node].State)
 		case !p.answers(o):
 			d.phase(Starting, "node %s begins", p.Node)
 		case !o.ImageReady:
@@ -115,10 +116,12 @@ func (d *decision) whyNot() string {
 	slices.SortFunc(ids, compare)
 	text := ""
 	for _, id := range ids {
-		code, why := d.nodeRefusal(id, v)
+		code := d.nodeRefusal(id, v)
 		if code == "" {
 			continue
 		}
+		n, c := d.w.Nodes[id], d.claimOn(id, v)
+		why := n.explain(code, &c)
 		if text != "" {
 			text += "; "
 		}

@@ -9,7 +9,7 @@ import (
 
 // Show returns what people and programs see of a document.
 func Show(d Document, w World) View {
-	dec := &decision{w: w, doc: d}
+	dec := &decision{w: w, doc: d, generated: generatedPrefix + d.Workload}
 	v := View{
 		Workload: d.Workload, Kind: d.Kind, Stopped: d.Stopped, Wanted: d.Settings.Replicas, Version: d.Current, Ports: d.Ports,
 		Settings: d.Settings, Original: d.Original, CreatedAt: d.CreatedAt, Problem: d.Problem, Placements: []PlacementView{}, Warnings: []Notice{},
@@ -71,7 +71,7 @@ func health(d Document, v View) Health {
 // priority fills in where the workload should be and what keeps it away.
 func (v *View) priority(d Document, w World) {
 	s := d.Settings
-	dec := &decision{w: w, doc: d}
+	dec := &decision{w: w, doc: d, generated: generatedPrefix + d.Workload}
 	if s.PriorityMode && len(s.NodePriority) > 0 {
 		v.Primary = s.NodePriority[0]
 		v.OnBackup = len(v.ServingFrom) > 0 && !slices.Contains(v.ServingFrom, v.Primary)

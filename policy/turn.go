@@ -18,33 +18,35 @@ func (d *decision) turn() {
 		return
 	}
 	if i := slices.IndexFunc(ops, func(op Operation) bool { return op.Type == Disable }); i > 0 && ops[0].Status != Running {
+		var left []Operation
 		for _, op := range ops[:i] {
+			if op.Type.lifecycle() && op.Status == Pending {
+				left = append(left, op) // in order: a survivor of a stop stays stopped
+				continue
+			}
 			d.archive(op, Cancelled, CodeDisableInProgress, "the policy is being disabled")
 		}
-		d.doc.Operations = slices.Clone(ops[i:])
+		d.doc.Operations = append(left, ops[i:]...)
 		ops = d.doc.Operations
 	}
+	d.supersede()
+	ops = d.doc.Operations
 	head := &ops[0]
-	if next := slices.IndexFunc(ops[1:], func(op Operation) bool { return op.Type == Rollout }); head.Type == Rollout && next >= 0 {
-		d.archive(*head, Cancelled, CodeSuperseded, "a newer version was asked for")
-		d.doc.Operations = slices.Clone(ops[1:])
-		d.turn()
-		return
-	}
-	if head.Status == Waiting && len(ops) > 1 {
+	d.hurry(head)
+	noSlot := head.Status == Pending && head.Type.Limited() && !d.w.Slot
+	if (head.Status == Waiting || noSlot) && len(ops) > 1 {
 		d.overtake()
 		ops = d.doc.Operations
 		head = &ops[0]
 	}
+	d.count(head)
 	switch head.Status {
-	case Running:
-		d.count(head)
 	case Pending, Waiting:
 		if !d.due(head.Next) || head.Type.Limited() && !d.w.Slot {
 			return
 		}
 		head.Status, head.Next = Running, time.Time{}
-		if head.Type == Rollout {
+		if head.Type == Rollout && head.Seen.IsZero() {
 			head.Seen = d.now
 		}
 		if head.StartedAt.IsZero() {
@@ -77,11 +79,55 @@ func (d *decision) overtake() {
 	d.doc.Operations = ops
 }
 
-// count adds up the time an operation ran while a controller was there: a gap
-// of more than a minute is one in which there was none (ROL-2).
+// supersede cancels every rollout but the newest, wherever they are in the
+// queue (ROL-6). What ran before a cancelled one is proven; its version is not.
+func (d *decision) supersede() {
+	newest := -1
+	for i := range d.doc.Operations {
+		if op := &d.doc.Operations[i]; op.Type == Rollout && (newest < 0 || op.Target > d.doc.Operations[newest].Target) {
+			newest = i
+		}
+	}
+	if newest < 0 {
+		return
+	}
+	winner := d.doc.Operations[newest]
+	ops := slices.DeleteFunc(slices.Clone(d.doc.Operations), func(op Operation) bool {
+		if op.Type != Rollout || op.ID == winner.ID {
+			return false
+		}
+		if op.From != 0 {
+			winner.From = op.From
+		}
+		d.archive(op, Cancelled, CodeSuperseded, "a newer version was asked for")
+		return true
+	})
+	for i := range ops {
+		if ops[i].ID == winner.ID {
+			ops[i] = winner
+		}
+	}
+	d.doc.Operations = ops
+}
+
+// hurry lets an operation that waits for its next attempt go on at once when a
+// node was lost: what is missing is not made to wait for something else (LOS-2).
+func (d *decision) hurry(op *Operation) {
+	if op.Status != Waiting || op.Type.lifecycle() && op.Type != Start || op.Type == Cleanup || d.doc.Stopped || !op.Next.After(d.now) {
+		return
+	}
+	if v := d.doc.version(d.doc.Current); v.Image.Digest == "" || !slices.ContainsFunc(d.doc.Placements, d.replaceable) {
+		return
+	}
+	op.Next = time.Time{}
+}
+
+// count adds up the time since a rollout began while a controller was there: a
+// gap of more than a minute is one in which there was none. What a way back
+// takes does not count (ROL-2).
 func (d *decision) count(op *Operation) {
 	const gap = time.Minute
-	if op.Type != Rollout {
+	if op.Type != Rollout || op.Seen.IsZero() || op.RolledBack {
 		return
 	}
 	since := d.now.Sub(op.Seen)
@@ -99,7 +145,10 @@ func (d *decision) begin(op *Operation) {
 	switch op.Type {
 	case Rollout:
 		if !op.RolledBack && d.doc.Current < op.Target {
-			op.From, d.doc.Current = d.doc.Current, op.Target
+			if op.From == 0 {
+				op.From = d.doc.Current
+			}
+			d.doc.Current = op.Target
 			d.step("", "generation %d shall run", op.Target)
 		}
 	case Stop:
@@ -129,8 +178,8 @@ func (d *decision) archive(op Operation, status Status, code Code, message strin
 		op.Phase, op.Progress = Done, 100
 	}
 	op.Avoid, op.Seen = nil, time.Time{}
-	d.doc.History = slices.Insert(slices.Clone(d.doc.History), 0, op)
-	d.doc.History = d.doc.History[:min(len(d.doc.History), MaxHistory)]
+	history := make([]Operation, 0, MaxHistory) // that of the given document stays as it is
+	d.doc.History = append(append(history, op), d.doc.History[:min(len(d.doc.History), MaxHistory-1)]...)
 	d.events = append(d.events, Event{Operation: op.ID, Code: op.Code, Text: fmt.Sprintf("%s %s: %s", op.Type, op.Status, cmp.Or(op.Message, op.Result))})
 }
 
@@ -139,25 +188,16 @@ func (d *decision) finish(status Status, code Code, message string) {
 	op := d.doc.Operations[0]
 	d.archive(op, status, code, message)
 	d.doc.Operations = slices.Delete(slices.Clone(d.doc.Operations), 0, 1)
+	for i := range d.doc.Placements {
+		d.doc.Placements[i].Surge = false
+	}
+	kept := d.doc.Problem
 	switch {
-	case status == Completed && op.Type != Cleanup && !op.RolledBack && (op.Type != Heal || d.doc.Problem == nil || d.doc.Problem.Code != op.Code):
-		if op.Type == Rollout || op.Type == Enable || op.Type == Scale || op.Type == Heal && d.doc.Problem != nil && !d.rolloutProblem() {
-			d.doc.Problem = nil
-		}
-	case status == Failed:
-		d.doc.Problem = &Problem{Code: code, Message: message, Operation: op.ID, At: d.now}
+	case status == Failed && (kept == nil || kept.Type != Rollout || op.Type == Rollout):
+		d.doc.Problem = &Problem{Code: code, Message: message, Operation: op.ID, Type: op.Type, At: d.now}
+	case status == Completed && kept != nil && op.Type != Cleanup && op.Type != Stop && (kept.Type != Rollout || op.Type == Rollout):
+		d.doc.Problem = nil
 	}
-}
-
-// rolloutProblem reports whether the kept error is that of a rollout: it stays
-// until another version was brought out (ROL-2).
-func (d *decision) rolloutProblem() bool {
-	for _, op := range d.doc.History {
-		if d.doc.Problem != nil && op.ID == d.doc.Problem.Operation {
-			return op.Type == Rollout
-		}
-	}
-	return false
 }
 
 // hold lets the operation wait until the world changes: it gives up its turn
@@ -165,7 +205,7 @@ func (d *decision) rolloutProblem() bool {
 func (d *decision) hold(code Code, format string, args ...any) {
 	op := d.active()
 	message := fmt.Sprintf(format, args...)
-	op.Status, op.Code, op.Note, op.Next, op.Seen = Waiting, code, message, time.Time{}, time.Time{}
+	op.Status, op.Code, op.Note, op.Next = Waiting, code, message, time.Time{}
 }
 
 // again lets the operation wait for its next attempt after a failure.
@@ -173,7 +213,7 @@ func (d *decision) again(code Code, format string, args ...any) {
 	op := d.active()
 	op.Attempts++
 	op.Status, op.Code, op.Message = Waiting, code, fmt.Sprintf(format, args...)
-	op.Note, op.Seen = "", time.Time{}
+	op.Note = ""
 	wait := d.w.Timing.RetryFirst
 	for i := 1; i < op.Attempts && wait < d.w.Timing.RetryMost; i++ {
 		wait *= 2

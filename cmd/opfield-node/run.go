@@ -100,7 +100,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	}
 	targets := &agentTargets{}
 	p.carrier, err = carry.New(carry.Config{
-		Node: p.id.Name().ID, File: filepath.Join(c.StateDir, "desired.json"), Engine: engine, Logger: p.log, Registry: p.images,
+		Node: p.id.Name().ID, File: filepath.Join(c.StateDir, "desired.json"), Engine: engine, Logger: p.log, Registerer: p.reg, Registry: p.images,
 		RegistryError: func() string {
 			if err := p.images.Check(ctx); err != nil {
 				return err.Error()

@@ -67,7 +67,7 @@ func TestDisable_Survivors(t *testing.T) {
 	id = before["node-1"].ID
 	said := s.disable("node-2")
 	s.lossless(run)
-	require.Contains(t, said, "original stays stopped on node-1")
+	require.Contains(t, said, "its original is stopped on node-1")
 	now := s.inspect("web")
 	require.Len(t, now, 2)
 	survivor := before["node-2"]

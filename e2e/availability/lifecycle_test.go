@@ -70,7 +70,7 @@ func TestLifecycle_StopStartRestart(t *testing.T) {
 	s.answers(10 * time.Second)
 
 	// Restart: one after another, each once, no request lost.
-	run, stop := s.traffic(), s.watch("web")
+	run, stop := s.traffic(), s.observe("web")
 	begin = time.Now()
 	s.MustCLI("ha", "restart", "web", "--wait")
 	t.Logf("restarted after %v", time.Since(begin).Round(time.Millisecond))

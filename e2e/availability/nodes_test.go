@@ -61,7 +61,7 @@ func TestNodes(t *testing.T) {
 	victim := s.other()
 	s.refused("AVAILABILITY_NODE_IN_USE", "nodes", "remove", victim)
 	s.refused("AVAILABILITY_NODE_NOT_LOST", "nodes", "confirm-lost", victim)
-	stop := s.watch("web")
+	stop := s.observe("web")
 	begin := time.Now()
 	s.MustCLI("nodes", "drain", victim)
 	s.await(soon, "web", "it left the node", func(v view) bool {

@@ -31,7 +31,7 @@ func TestPriority_Failover(t *testing.T) {
 	id := s.web.ID()
 
 	// ENA-1: it begins where it runs; PRI-2: then it moves to its primary.
-	run, stop := s.traffic(), s.watch("web")
+	run, stop := s.traffic(), s.observe("web")
 	out, err := s.CLI("ha", "enable", "web", "--wait", "--mode", "failover", "--priority", "node-2,node-1,node-3",
 		"--failback-delay", "5s", "--grace", "5s", "--drain", "5s")
 	t.Log("\n" + out)
@@ -69,7 +69,7 @@ func TestPriority_Failover(t *testing.T) {
 	t.Logf("no answer for %v", gap(run.Stop(), cut).Round(time.Millisecond))
 
 	// PRI-2: it is back, and takes over after the delay.
-	run, stop = s.traffic(), s.watch("web")
+	run, stop = s.traffic(), s.observe("web")
 	back := time.Now()
 	primary.Heal()
 	s.await(soon, "web", "the primary serves", from("node-2"))
@@ -89,7 +89,7 @@ func TestPriority_Failover(t *testing.T) {
 	primary.Heal()
 	s.Env.Await(soon, "the primary is online", func() bool { return s.nodeState("node-2") == "online" })
 	s.answers(10 * time.Second)
-	run, stop = s.traffic(), s.watch("web")
+	run, stop = s.traffic(), s.observe("web")
 	time.Sleep(9 * time.Second) // the delay and more
 	for _, v := range stop() {
 		require.NotContains(t, v.ServingFrom, "node-2")
@@ -108,7 +108,7 @@ func TestPriority_Flapping(t *testing.T) {
 	primary.Cut()
 	s.Env.Await(soon, "the primary is offline", func() bool { return s.nodeState("node-2") == "offline" })
 	s.enable("--mode", "failover", "--priority", "node-2,node-1,node-3", "--failback-delay", "10s", "--grace", "5s", "--drain", "5s")
-	run, stop := s.traffic(), s.watch("web")
+	run, stop := s.traffic(), s.observe("web")
 	for range 3 {
 		primary.Heal()
 		time.Sleep(4 * time.Second)
@@ -145,7 +145,7 @@ func TestPriority_Flapping(t *testing.T) {
 // nodes of the order, one after another.
 func TestPriority_Replicated(t *testing.T) {
 	s := newScene(t, 4)
-	run, stop := s.traffic(), s.watch("web")
+	run, stop := s.traffic(), s.observe("web")
 	s.enable("--mode", "replicated", "--replicas", "2", "--drain", "5s")
 	enabled := time.Now()
 	s.MustCLI("ha", "update", "web", "--wait", "--priority", "node-3,node-4,node-1,node-2", "--failback-delay", "2s")

@@ -194,9 +194,7 @@ func (v view) serving() []string {
 // enable makes the workload available and waits until it is done.
 func (s *scene) enable(args ...string) {
 	s.t.Helper()
-	out, err := s.CLI(append([]string{"ha", "enable", "web", "--wait"}, args...)...)
-	s.t.Log("\n" + out)
-	require.NoError(s.t, err)
+	s.t.Log("\n" + s.MustCLI(append([]string{"ha", "enable", "web", "--no-wait"}, args...)...))
 	s.steady("web")
 }
 

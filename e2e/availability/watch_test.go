@@ -18,8 +18,8 @@ import (
 	"github.com/opfield/availability/e2e/system"
 )
 
-// watch records what is shown of the workload until stop is called.
-func (s *scene) watch(workload string) (stop func() []view) {
+// observe records what is shown of the workload until stop is called.
+func (s *scene) observe(workload string) (stop func() []view) {
 	var seen []view
 	var wg sync.WaitGroup
 	end := make(chan struct{})

@@ -125,6 +125,18 @@ func (n *Node) Containers() []container.Summary {
 	return all
 }
 
+// Inspect returns what the engine knows of a container.
+func (n *Node) Inspect(id string) container.InspectResponse {
+	n.env.tb.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	found, err := n.docker.ContainerInspect(ctx, id)
+	if err != nil {
+		n.env.tb.Fatalf("inspect %s on %s: %v", id, n.name, err)
+	}
+	return found
+}
+
 // AwaitEngine waits until the engine answers.
 func (n *Node) AwaitEngine() error {
 	var err error

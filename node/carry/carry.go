@@ -13,17 +13,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/opfield/availability/node/discovery"
 	"github.com/opfield/availability/placement"
-)
-
-// LabelPlacement and LabelGeneration complete discovery.LabelWorkload on the
-// containers that we create.
-const (
-	LabelPlacement  = "opfield.placement"
-	LabelGeneration = "opfield.generation"
 )
 
 // kind carries out the placements of one kind of workload. Kinds differ only
@@ -54,7 +48,8 @@ type Config struct {
 	// Streams counts what runs on the links of a placement; nil: nothing.
 	Streams func(placement.ID) int
 	// Changed hears that Managed changed; nil: nobody.
-	Changed func()
+	Changed    func()
+	Registerer prometheus.Registerer // nil: no metrics
 }
 
 // ErrMayNotStart is the cause of a start that was refused.
@@ -70,12 +65,13 @@ func MayStart(d placement.Desired) error {
 
 // Carrier carries out what is desired of one node.
 type Carrier struct {
-	config Config
-	kinds  map[placement.Kind]kind
-	images *images
-	facts  *facts
-	hands  *hands
-	breaks atomic.Uint64 // of the event stream
+	config  Config
+	kinds   map[placement.Kind]kind
+	images  *images
+	facts   *facts
+	hands   *hands
+	metrics *metrics
+	breaks  atomic.Uint64 // of the event stream
 
 	opened chan struct{} // closed when the book is open
 	book   *book         // fixed once it is open
@@ -124,6 +120,7 @@ func New(config Config) (*Carrier, error) {
 		workers: map[string]*worker{}, shown: map[string]sight{}, hands: newHands(),
 	}
 	c.facts = newFacts(c)
+	c.metrics = newMetrics(c, config.Registerer)
 	c.images = &images{engine: config.Engine, registry: config.Registry, node: config.Node, logger: config.Logger}
 	c.kinds = map[placement.Kind]kind{
 		placement.KindContainer: &containers{node: config.Node, engine: config.Engine, images: c.images, hands: c.hands, mayStart: config.MayStart, owner: c.owner, given: c.given},

@@ -15,6 +15,7 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/events"
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"github.com/opfield/availability/node/carry"
@@ -39,6 +40,7 @@ type harness struct {
 	engine  *dockertest.Engine
 	carrier *carry.Carrier
 	file    string
+	metrics *prometheus.Registry
 	may     func(placement.Desired) error
 	stop    func()
 	all     map[string]placement.Desired
@@ -50,8 +52,10 @@ func newHarness(t *testing.T) *harness {
 
 func (h *harness) start() {
 	h.t.Helper()
+	h.metrics = prometheus.NewRegistry()
 	c, err := carry.New(carry.Config{
-		Node: "node-1", File: h.file, Engine: h.engine, Registry: registry{}, MayStart: h.may,
+		Registerer: h.metrics,
+		Node:       "node-1", File: h.file, Engine: h.engine, Registry: registry{}, MayStart: h.may,
 		Logger: slog.New(slog.NewTextHandler(h.t.Output(), nil)),
 	})
 	require.NoError(h.t, err)
@@ -117,6 +121,17 @@ func TestCrashing_BacksOff(t *testing.T) { // RDY-4
 		require.Equal(t, 1, len(h.engine.Names()))
 		m, _ := h.carrier.Managed()
 		require.Contains(t, m["web"].Note, "ended by itself")
+		shown := map[string]float64{} // OBS-1
+		families, err := h.metrics.Gather()
+		require.NoError(t, err)
+		for _, f := range families {
+			for _, one := range f.GetMetric() {
+				shown[f.GetName()] += one.GetGauge().GetValue() + one.GetCounter().GetValue()
+			}
+		}
+		require.Equal(t, map[string]float64{
+			"opfield_node_container_starts_total": 11, "opfield_node_outside_changes_total": 0, "opfield_node_faults": 1, "opfield_node_wanted": 1,
+		}, shown)
 	})
 }
 
@@ -297,4 +312,22 @@ func TestOriginal_IsKept(t *testing.T) { // STP-2, LOS-6
 			require.Equal(t, []string{"orig running"}, h.engine.Names())
 		})
 	}
+}
+
+// An engine that is back ends every back-off.
+func TestEngineAway_BackAtOnce(t *testing.T) { // RDY-4, STP-3
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.start()
+		defer func() { h.stop() }()
+		h.want("web", unchanged)
+		h.engine.End("web")
+		h.engine.Stop()
+		time.Sleep(5 * time.Minute)
+		h.engine.Start()
+		time.Sleep(3 * time.Second)
+		require.Equal(t, []string{"web running"}, h.engine.Names())
+		require.True(t, h.seen("web").Done)
+		require.LessOrEqual(t, h.seen("web").Crashes, 1)
+	})
 }

@@ -126,7 +126,7 @@ func (k *containers) adopt(ctx context.Context, t *task) error {
 		case found.ID != id || found.Config == nil || found.HostConfig == nil:
 			return fault(placement.CodeAdoptGone, fmt.Errorf("%w: %s", errGone, id))
 		}
-		if other := found.Config.Labels[LabelPlacement]; other != "" && other != t.want.ID().String() {
+		if other := found.Config.Labels[discovery.LabelPlacement]; other != "" && other != t.want.ID().String() {
 			return final(placement.CodeNameTaken, fmt.Errorf("%w: %s", errForeign, other))
 		}
 		if other := k.owner(id); other != "" && other != t.want.Workload {
@@ -147,14 +147,14 @@ func (k *containers) adopt(ctx context.Context, t *task) error {
 // then the newest.
 func (k *containers) own(ctx context.Context, t *task) ([]*owned, error) {
 	list, err := within(ctx, listLimit, "list containers", func(ctx context.Context) ([]container.Summary, error) {
-		return k.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", LabelPlacement+"="+t.want.ID().String()))})
+		return k.engine.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("label", discovery.LabelPlacement+"="+t.want.ID().String()))})
 	})
 	if err != nil {
 		return nil, err
 	}
 	var ids []string
 	for _, s := range list {
-		if s.Labels[LabelPlacement] == t.want.ID().String() && s.Labels[discovery.LabelWorkload] == t.want.Workload && s.Labels[LabelGeneration] != "" {
+		if s.Labels[discovery.LabelPlacement] == t.want.ID().String() && s.Labels[discovery.LabelWorkload] == t.want.Workload && s.Labels[discovery.LabelGeneration] != "" {
 			ids = append(ids, s.ID)
 		}
 	}
@@ -178,7 +178,7 @@ func (k *containers) own(ctx context.Context, t *task) ([]*owned, error) {
 		}
 		o := &owned{InspectResponse: found, generation: t.memory.AdoptedAt}
 		if id != t.memory.Adopted {
-			if o.generation, err = strconv.ParseUint(found.Config.Labels[LabelGeneration], 10, 64); err != nil {
+			if o.generation, err = strconv.ParseUint(found.Config.Labels[discovery.LabelGeneration], 10, 64); err != nil {
 				continue // not a label of ours
 			}
 		}
@@ -259,13 +259,22 @@ func (k *containers) showOne(t *task, best *owned) error {
 		state = placement.StateStarting
 	}
 	t.looked(func(o *placement.Observed) {
-		o.Generation, o.Container, o.ImageConfig, o.State, o.Role = best.generation, best.name(), best.Image, state, role(t.want.Want)
+		o.Generation, o.Container, o.ImageConfig, o.State, o.Role = best.generation, best.name(), configOf(best, t.want.Image), state, role(t.want.Want)
 		o.ImageReady = o.ImageReady || t.want.Image.Config != "" && best.Image == t.want.Image.Config
 	})
 	if best.running() {
 		t.worker.crash.runs(best.startedAt(), time.Now())
 	}
 	return nil
+}
+
+// configOf returns the configuration of a container's image. With the
+// containerd store Docker names the manifest or the index instead.
+func configOf(o *owned, want placement.Image) string {
+	if want.Digest != "" && (o.Image == want.Digest || strings.HasSuffix(o.Config.Image, "@"+want.Digest)) {
+		return want.Config
+	}
+	return o.Image
 }
 
 // quiet takes the restart policy away: we start what crashed (RDY-4).
@@ -335,7 +344,12 @@ func (t *task) restartPolicy() container.RestartPolicy {
 	case t.memory.Policy != nil:
 		return *t.memory.Policy
 	}
-	return container.RestartPolicy{Name: container.RestartPolicyMode(cmp.Or(t.want.RestartPolicy, string(container.RestartPolicyDisabled)))}
+	name, count, _ := strings.Cut(t.want.RestartPolicy, ":")
+	p := container.RestartPolicy{Name: container.RestartPolicyMode(cmp.Or(name, string(container.RestartPolicyDisabled)))}
+	if n, err := strconv.Atoi(count); err == nil {
+		p.MaximumRetryCount = n
+	}
+	return p
 }
 
 func (k *containers) inspect(ctx context.Context, id string) (container.InspectResponse, error) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/docker/docker/api/types/events"
 	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/system"
 
 	"github.com/opfield/availability/node/discovery"
 	"github.com/opfield/availability/node/docker"
@@ -17,6 +18,9 @@ import (
 // or to any image. What it misses is found by the next regular look.
 func (c *Carrier) events(ctx context.Context) error {
 	for {
+		if !c.await(ctx) {
+			return ctx.Err()
+		}
 		now := time.Now()
 		messages, errs := c.config.Engine.Events(ctx, events.ListOptions{
 			Since: fmt.Sprintf("%d.%09d", now.Unix(), now.Nanosecond()),
@@ -27,7 +31,7 @@ func (c *Carrier) events(ctx context.Context) error {
 				filters.Arg("event", "delete"), filters.Arg("event", "untag"), filters.Arg("event", "create"),
 			),
 		})
-		c.kickAll() // what happened while nobody listened
+		c.retryAll() // what happened while nobody listened
 	listen:
 		for {
 			select {
@@ -56,7 +60,7 @@ func (c *Carrier) happened(m events.Message) {
 		return
 	}
 	workload := c.owner(m.Actor.ID)
-	if workload == "" && m.Actor.Attributes[LabelPlacement] != "" {
+	if workload == "" && m.Actor.Attributes[discovery.LabelPlacement] != "" {
 		workload = m.Actor.Attributes[discovery.LabelWorkload]
 	}
 	if m.Action == events.ActionKill && workload != "" {
@@ -72,6 +76,30 @@ func (c *Carrier) happened(m events.Message) {
 	defer c.mu.Unlock()
 	if w := c.workers[workload]; w != nil {
 		poke(w.happened)
+	}
+}
+
+// await waits until the engine answers.
+func (c *Carrier) await(ctx context.Context) bool {
+	for {
+		_, err := within(ctx, listLimit, "ask Docker about the node", func(ctx context.Context) (system.Info, error) { return c.config.Engine.Info(ctx) })
+		if err == nil {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(eventsRetry):
+		}
+	}
+}
+
+// retryAll ends every back-off: the engine is there.
+func (c *Carrier) retryAll() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, w := range c.workers {
+		poke(w.changed)
 	}
 }
 

@@ -102,7 +102,7 @@ func (f *facts) look(ctx context.Context) {
 	for _, s := range list {
 		ids[s.ID] = true
 		taken := placement.TakenName{Running: s.State == container.StateRunning || s.State == container.StatePaused, Workload: f.carrier.owner(s.ID)}
-		if s.Labels[LabelPlacement] != "" && taken.Workload == "" {
+		if s.Labels[discovery.LabelPlacement] != "" && taken.Workload == "" {
 			taken.Workload = s.Labels[discovery.LabelWorkload]
 		}
 		if len(s.Names) > 0 {
@@ -234,11 +234,11 @@ func (c *Carrier) strays(list []container.Summary) []placement.Observed {
 	var out []placement.Observed
 	for _, s := range list {
 		workload := s.Labels[discovery.LabelWorkload]
-		generation, err := strconv.ParseUint(s.Labels[LabelGeneration], 10, 64)
+		generation, err := strconv.ParseUint(s.Labels[discovery.LabelGeneration], 10, 64)
 		if m := pages[workload]; m.Desired != nil || m.released(s.ID) {
 			continue
 		}
-		if id := (placement.ID{Workload: workload, Node: c.config.Node}); err != nil || id.Check() != nil || s.Labels[LabelPlacement] != id.String() {
+		if id := (placement.ID{Workload: workload, Node: c.config.Node}); err != nil || id.Check() != nil || s.Labels[discovery.LabelPlacement] != id.String() {
 			continue
 		}
 		o := placement.Observed{Workload: workload, Node: c.config.Node, Generation: generation, Role: placement.RoleStopped, State: placement.StateStopped}

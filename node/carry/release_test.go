@@ -28,14 +28,14 @@ func TestRelease_Copy(t *testing.T) { // DIS-1, DIS-2
 		id := h.id("opfield-web")
 		require.Equal(t, "no", h.restartPolicy(id), "RDY-4")
 		h.want("web", func(d *placement.Desired) {
-			d.Want, d.Container, d.RestartPolicy = placement.WantReleased, "web", "unless-stopped"
+			d.Want, d.Container, d.RestartPolicy = placement.WantReleased, "web", "on-failure:3"
 		})
 		require.True(t, h.seen("web").Done)
 		require.Equal(t, "web", h.seen("web").Container)
 		require.Equal(t, []string{"web running"}, h.engine.Names())
 		require.Equal(t, id, h.id("web"))
 		require.Len(t, h.engine.Starts("opfield-web"), 1)
-		require.Equal(t, "unless-stopped", h.restartPolicy("web"))
+		require.Equal(t, "on-failure", h.restartPolicy("web"))
 		m, _ := h.carrier.Managed()
 		require.Equal(t, id, m["web"].Container, "it is announced as before")
 		require.True(t, h.carrier.Owned(id))

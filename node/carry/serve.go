@@ -42,6 +42,11 @@ func (k *containers) serve(ctx context.Context, t *task, own []*owned) (time.Dur
 	if err := k.showOne(t, cur); err != nil {
 		return 0, err
 	}
+	if cur.ranBefore() && len(old) == 0 && cur.name() != t.want.Container {
+		if err := t.outside(fmt.Sprintf("container %s was renamed to %s", t.want.Container, cur.name())); err != nil {
+			return 0, err
+		}
+	}
 	if err := k.named(ctx, t, cur, old); err != nil {
 		return 0, err
 	}
@@ -104,6 +109,7 @@ func (k *containers) start(ctx context.Context, t *task, cur *owned) (time.Durat
 		return 0, err
 	}
 	t.worker.crash.looked = true
+	t.worker.carrier.metrics.starts.Inc()
 	// An engine that ends its containers because it ends itself does not start
 	// one: now it is known that somebody did it by hand.
 	if byHand && k.hands.take(cur.ID) {
@@ -245,7 +251,7 @@ func (k *containers) create(ctx context.Context, t *task, old []*owned) (*owned,
 // all we remember is lost.
 func (k *containers) labels(d placement.Desired) map[string]string {
 	labels := map[string]string{
-		discovery.LabelWorkload: d.Workload, LabelPlacement: d.ID().String(), LabelGeneration: strconv.FormatUint(d.Generation, 10),
+		discovery.LabelWorkload: d.Workload, discovery.LabelPlacement: d.ID().String(), discovery.LabelGeneration: strconv.FormatUint(d.Generation, 10),
 	}
 	var ports []string
 	for _, p := range d.Ports {

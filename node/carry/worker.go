@@ -30,9 +30,14 @@ type worker struct {
 
 	mu        sync.Mutex
 	interrupt context.CancelFunc // guarded by mu; ends a pull for what is not desired any more
+	fetching  bool               // guarded by mu
+	fetchErr  error              // guarded by mu
+	fetchTry  int                // guarded by mu
+	fetchOf   string             // guarded by mu; the digest that the two above are about
 	mirroring bool               // guarded by mu
 	mirrorErr error              // guarded by mu
 	mirrorTry int                // guarded by mu
+	mirrorOf  placement.Mirror   // guarded by mu; what the two above are about
 }
 
 func newWorker(c *Carrier, workload string) *worker {
@@ -112,6 +117,7 @@ func (w *worker) pass(ctx context.Context, mirrors *sync.WaitGroup) (time.Durati
 		return checkEvery, true
 	}
 	mirrored, mirrorErr := w.mirror(ctx, mirrors, t.want)
+	fetched, fetchErr := w.prefetch(ctx, mirrors, t.want.Prefetch)
 	t.refresh()
 	w.carrier.tell(w.workload, func(s *sight) {
 		o := &s.observed
@@ -121,6 +127,7 @@ func (w *worker) pass(ctx context.Context, mirrors *sync.WaitGroup) (time.Durati
 		o.Restarts = t.memory.Restarts
 		o.Outside, o.OutsideNumber = t.memory.Outside, t.memory.OutsideNumber
 		o.Crashes, o.Looping = len(w.crash.times), w.crash.looping
+		o.PrefetchReady = fetched
 		o.Mirrored = nil
 		if mirrored {
 			o.Mirrored = t.memory.Mirrored
@@ -132,6 +139,8 @@ func (w *worker) pass(ctx context.Context, mirrors *sync.WaitGroup) (time.Durati
 			o.Fault = w.fault(err)
 		case mirrorErr != nil:
 			o.Fault = mirrorErr
+		case fetchErr != nil:
+			o.Fault = fetchErr
 		case w.crash.looping && wait > 0:
 			o.Fault = &placement.Fault{Code: placement.CodeCrashLoop, Message: "the container ends again and again", Attempts: len(w.crash.times)}
 		}
@@ -179,6 +188,9 @@ func (w *worker) mirror(ctx context.Context, mirrors *sync.WaitGroup, want place
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.mirrorOf != *want.Mirror {
+		w.mirrorOf, w.mirrorErr, w.mirrorTry = *want.Mirror, nil, 0
+	}
 	var fault *placement.Fault
 	if w.mirrorErr != nil {
 		f, ok := errors.AsType[*faulty](w.mirrorErr)
@@ -208,9 +220,69 @@ func (w *worker) mirror(ctx context.Context, mirrors *sync.WaitGroup, want place
 			err = w.carrier.book.write(w.workload, func(m *memory) { m.Mirror, m.Mirrored = &asked, &image })
 		}
 		w.mu.Lock()
-		w.mirroring, w.mirrorErr = false, err
-		if w.mirrorTry++; err == nil {
-			w.mirrorTry = 0
+		w.mirroring = false
+		if w.mirrorOf == asked {
+			w.mirrorErr = err
+			if w.mirrorTry++; err == nil {
+				w.mirrorTry = 0
+			}
+		}
+		w.mu.Unlock()
+		if ctx.Err() == nil {
+			poke(w.changed)
+		}
+	})
+	return false, fault
+}
+
+// prefetch pulls the image of the next version beside the worker, so that a
+// copy is down for no longer than its start takes. It reports whether the
+// image is there.
+func (w *worker) prefetch(ctx context.Context, beside *sync.WaitGroup, image *placement.Image) (bool, *placement.Fault) {
+	if image == nil {
+		return false, nil
+	}
+	ref, err := w.carrier.images.find(ctx, *image)
+	if ref != "" {
+		return true, nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.fetchOf != image.Digest {
+		w.fetchOf, w.fetchErr, w.fetchTry = image.Digest, nil, 0
+	}
+	if w.fetchErr != nil {
+		err = w.fetchErr
+	}
+	var fault *placement.Fault
+	if err != nil {
+		f, ok := errors.AsType[*faulty](err)
+		if !ok {
+			f = &faulty{code: placement.CodeImagePull, err: err}
+		}
+		fault = &placement.Fault{Code: f.code, Message: clip(err.Error()), Attempts: w.fetchTry, Final: f.final}
+	}
+	if w.fetching {
+		return false, fault
+	}
+	w.fetching = true
+	asked, try := *image, w.fetchTry
+	beside.Go(func() {
+		if try > 0 { // the pause between attempts
+			select {
+			case <-ctx.Done():
+			case <-time.After(min(retryFirst<<min(try-1, 10), retryMost)):
+			}
+		}
+		err := ctx.Err()
+		if err == nil {
+			_, err = w.carrier.images.pull(ctx, asked)
+		}
+		w.mu.Lock()
+		w.fetching = false
+		if w.fetchOf == asked.Digest {
+			w.fetchErr = err
+			w.fetchTry++
 		}
 		w.mu.Unlock()
 		if ctx.Err() == nil {
@@ -263,6 +335,7 @@ func (t *task) remember(edit func(*memory)) error {
 // outside tells of a change that somebody made by hand and that is repaired.
 func (t *task) outside(text string) error {
 	t.worker.carrier.config.Logger.Warn("repairing a change from outside", "placement", t.want.ID().String(), "change", text)
+	t.worker.carrier.metrics.outside.Inc()
 	err := t.remember(func(m *memory) { m.Outside, m.OutsideNumber = text, m.OutsideNumber+1 })
 	t.worker.carrier.tell(t.worker.workload, func(s *sight) {
 		s.repairing = true

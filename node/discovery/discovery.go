@@ -12,6 +12,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/opfield/availability/placement"
@@ -236,6 +237,10 @@ func fold(id placement.ID, members []member) (Placement, string) {
 	}
 	if members[0].Labels[LabelComposeProject] != "" {
 		e.Kind = placement.KindCompose
+	}
+	if members[0].Labels[LabelPlacement] == id.String() {
+		// Ours, and nothing more is known of it: its events still go on in order.
+		e.Generation, _ = strconv.ParseUint(members[0].Labels[LabelGeneration], 10, 64)
 	}
 	e.Ready, e.State, e.Reason = sum(members, e.Ports)
 	p.Event = e

@@ -17,6 +17,10 @@ const (
 	LabelRole     = "opfield.role"     // "serving" (default) or "standby"
 	LabelProtocol = "opfield.protocol" // "http" (default), "grpc", "tcp", or "8080=grpc,9000=tcp"
 
+	// Of the containers that we create ourselves.
+	LabelPlacement  = "opfield.placement"  // "<workload>.<node>"
+	LabelGeneration = "opfield.generation" // of the workload's specification
+
 	LabelComposeProject = "com.docker.compose.project"
 	LabelComposeService = "com.docker.compose.service"
 )

@@ -60,6 +60,11 @@ func TestFold_Managed(t *testing.T) { // MOD-4, RDY-1, STP-1
 	m.Looked, m.Kept = false, true
 	require.Empty(t, fold(m, foreign), "not known yet")
 
+	// All that was remembered is lost: the labels still tell the generation.
+	labelled := web(label("opfield.placement", "web.node-1"), label("opfield.generation", "7"))
+	lost, _ := discovery.Fold("node-1", []discovery.Container{labelled}, nil)
+	require.EqualValues(t, 7, lost[0].Event.Generation)
+
 	// Given back: its state says what it is, its generation goes on.
 	m = managed("ours", "")
 	e = fold(m, ours)[0].Event

@@ -1,7 +1,6 @@
 package simulate
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -17,12 +16,13 @@ const mostDecisions = 1000
 
 // world is what the controller knows.
 func (s *run) world(w *workload) policy.World {
-	world := policy.World{
-		Nodes: make(map[string]policy.Node, len(s.nodes)), Observed: w.observed, LinksClosed: map[string]bool{}, LinksOpen: map[string]bool{}, Timing: timing(),
-	}
+	world := s.view // its maps are used again: a decision keeps nothing of them
+	world.Observed, world.Timing = w.observed, timing()
 	for _, n := range s.nodes {
 		state := policy.NodeOnline
 		switch {
+		case n.confirmed && !n.reachable():
+			state = policy.NodeOffline
 		case !s.controllerLinked, n.up && !n.cut && n.natsCut:
 			state = policy.NodeNotReporting
 		case !n.up || n.cut:
@@ -35,6 +35,9 @@ func (s *run) world(w *workload) policy.World {
 		view := policy.Node{ID: n.id, State: state, Known: true, Drained: n.drained, Facts: placement.NodeFacts{
 			Arch: "amd64", OS: "linux", Docker: "20.10", CPU: 8000, Memory: n.memory,
 		}}
+		if n.memory < 1<<30 {
+			view.PlannedMemory = s.planned(n, w)
+		}
 		if state == policy.NodeOffline {
 			view.Lost = n.lostAt
 		}
@@ -48,22 +51,45 @@ func (s *run) world(w *workload) policy.World {
 			}
 		}
 		world.Nodes[n.id] = view
-		if s.ingress {
-			world.LinksClosed[n.id] = true
-			world.LinksOpen[n.id] = true
-		}
+		// One that is silent for 10 s is not waited for.
+		confirmed := s.ingress || s.now.Sub(s.ingressSilent) >= 10*time.Second
+		p := placementOn(&w.doc, n.id)
+		open := p != nil && opened(p)
+		world.LinksClosed[n.id], world.LinksOpen[n.id] = confirmed && !open, confirmed && open
 	}
 	running := 0
 	for _, other := range s.policies {
-		if other == w || !other.exists {
-			continue
-		}
-		if _, has, _ := other.doc.Claim(s.now); has {
+		if other != w && other.exists && other.limited {
 			running++
 		}
 	}
 	world.Slot = running < policy.MaxLimited
 	return world
+}
+
+// opened reports whether the links to a placement are open by its document.
+func opened(p *policy.Placement) bool { return p.Want == placement.WantServing && !p.Suspended }
+
+// relinked reports whether links open or close from one document to the next.
+func relinked(before, after *policy.Document) bool {
+	for i := range after.Placements {
+		p := &after.Placements[i]
+		if q := placementOn(before, p.Node); opened(p) != (q != nil && opened(q)) {
+			return true
+		}
+	}
+	return false
+}
+
+// planned is what other workloads take of a node.
+func (s *run) planned(n *node, w *workload) int64 {
+	var sum int64
+	for _, other := range s.policies {
+		if p := placementOn(&other.doc, n.id); other != w && other.exists && p != nil && (p.Want == placement.WantServing || p.Want == placement.WantDraining) {
+			sum += need
+		}
+	}
+	return sum
 }
 
 // soon asks for a decision.
@@ -92,9 +118,8 @@ func (s *run) everybody(d time.Duration) {
 }
 
 // heard takes what a node says.
-func (s *run) heard(r *replica) {
+func (s *run) heard(r *replica, o placement.Observed) {
 	w := s.workload(r.workload)
-	o := r.observed()
 	if !w.exists {
 		return
 	}
@@ -133,10 +158,14 @@ func (s *run) decide(w *workload) {
 		w.minute, w.decisions = s.now, 0
 	}
 	if w.decisions++; w.decisions > mostDecisions {
-		s.fail("%s was decided about %d times within a minute", w.name, w.decisions)
+		s.fail(decided, "%s was decided about %d times within a minute", w.name, w.decisions)
 	}
 	world := s.world(w)
 	plan := policy.Decide(s.now, w.doc, world)
+	if s.cfg.spoil != nil {
+		s.cfg.spoil(&w.doc, &plan)
+	}
+	s.inspectAgain(w, &plan, world)
 	if plan.Changed {
 		if !s.quiet && s.chance(0.002) {
 			s.kill("before it stored")
@@ -144,25 +173,22 @@ func (s *run) decide(w *workload) {
 		}
 		before := w.doc
 		if s.cfg.Trace != nil {
+			for _, e := range plan.Events {
+				s.log("%s: %s %s %s", w.name, e.Operation, e.Code, e.Text)
+			}
 			for _, op := range plan.Document.Operations {
 				s.log("%s: %s is %s, %s: %s%s", w.name, op.ID, op.Status, op.Phase, op.Note, op.Message)
 			}
 		}
-		for _, e := range plan.Events {
-			s.log("%s: %s %s %s", w.name, e.Operation, e.Code, e.Text)
-		}
-		for _, op := range plan.Document.History {
-			if len(before.History) == 0 || op.ID != before.History[0].ID {
-				s.result.Operations[fmt.Sprintf("%s %s", op.Type, op.Status)]++
-				continue
-			}
-			break
+		for _, op := range newlyEnded(&before, &plan.Document) {
+			s.result.Operations[Ended{op.Type, op.Status}]++
 		}
 		w.doc, w.changed = plan.Document, s.now
+		_, w.limited, _ = w.doc.Claim(s.now)
 		s.inspectStep(w, &before, world)
 		if plan.Over {
 			s.log("%s: the policy is given up", w.name)
-			w.exists = false
+			w.exists, w.limited = false, false
 			s.after(s.between(time.Minute, time.Hour), func() { s.enable(w) })
 			return
 		}
@@ -171,6 +197,9 @@ func (s *run) decide(w *workload) {
 			return
 		}
 		s.publish(w)
+		if relinked(&before, &w.doc) { // the ingress nodes confirm
+			s.soon(w, s.between(5*time.Millisecond, 100*time.Millisecond))
+		}
 		for _, other := range s.policies { // a slot may be free now
 			if other != w && other.exists {
 				if _, _, wants := other.doc.Claim(s.now); wants {
@@ -186,14 +215,16 @@ func (s *run) decide(w *workload) {
 
 // publish sends every record that a node does not have.
 func (s *run) publish(w *workload) {
-	desired := w.doc.Desired()
+	var desired map[string]placement.Desired
 	for _, p := range w.doc.Placements { // in order: the trace depends on the seed alone
-		d := desired[p.Node]
-		n := s.node(d.Node)
-		if !n.reachable() || n.replica(w.name).known && n.replica(w.name).desired.Revision >= d.Revision {
+		n := s.node(p.Node)
+		if r := n.replica(w.name); !n.reachable() || r.known && r.desired.Revision >= p.Revision {
 			continue
 		}
-		s.send(n, w, d)
+		if desired == nil {
+			desired = w.doc.Desired()
+		}
+		s.send(n, w, desired[p.Node])
 	}
 }
 
@@ -201,6 +232,9 @@ func (s *run) publish(w *workload) {
 // node is reached again.
 func (s *run) send(n *node, w *workload, d placement.Desired) {
 	epoch := w.epoch
+	if s.cfg.spoilRecord != nil {
+		s.cfg.spoilRecord(&d)
+	}
 	s.after(s.between(2*time.Millisecond, 60*time.Millisecond), func() {
 		if n.reachable() && w.exists && w.epoch == epoch {
 			n.replica(w.name).receive(d)

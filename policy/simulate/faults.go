@@ -27,11 +27,14 @@ func (s *run) fault() {
 			s.log("end of fault: %s", what)
 			s.lastFault = s.now
 			do()
+			if n.reachable() {
+				n.confirmed = false
+			}
 			s.resync(n)
 			s.everybody(500 * time.Millisecond)
 		})
 	}
-	switch s.rng.IntN(12) {
+	switch s.rng.IntN(14) {
 	case 0, 1:
 		if !n.up {
 			return
@@ -99,11 +102,27 @@ func (s *run) fault() {
 				s.resync(n)
 			}
 		})
+	case 12:
+		if n.late {
+			return
+		}
+		n.late = true
+		repair("what "+n.id+" says arrives late", func() { n.late = false })
+	case 13:
+		if r := n.replicas(); len(r) > 0 && !r[0].hang {
+			r[0].hang = true
+			r[0].report()
+			repair("Docker of "+n.id+" hangs on "+r[0].workload, func() {
+				r[0].hang = false
+				r[0].work()
+			})
+		}
 	case 11:
 		if !s.ingress {
 			return
 		}
-		s.ingress = false
+		s.ingress, s.ingressSilent = false, s.now
+		s.everybody(10 * time.Second)
 		length = min(length, time.Minute)
 		repair("an ingress node confirms nothing", func() { s.ingress = true })
 	}
@@ -126,7 +145,7 @@ func (s *run) hurt(n *node) {
 		switch s.rng.IntN(3) {
 		case 0:
 			s.log("fault: somebody removes %s on %s", w.name, n.id)
-			r.exists, r.running, r.gen = false, false, 0
+			r.forget()
 			r.work()
 		case 1:
 			s.log("fault: %s crashes on %s", w.name, n.id)
@@ -159,7 +178,7 @@ func (s *run) user(w *workload) {
 	world := s.world(w)
 	var err *policy.Refusal
 	what := ""
-	switch s.rng.IntN(14) {
+	switch s.rng.IntN(15) {
 	case 0, 1, 2:
 		t := s.settings()
 		what = "settings " + describe(t)
@@ -168,10 +187,14 @@ func (s *run) user(w *workload) {
 		value := fmt.Sprint(s.rng.IntN(1000))
 		var op policy.Operation
 		if op, err = doc.Rollout(s.now, policy.Change{Env: map[string]*string{"V": &value}}); err == nil {
-			what = fmt.Sprintf("rollout to generation %d", op.Target)
+			what += fmt.Sprintf("rollout to generation %d", op.Target)
 			for i := range doc.Versions {
 				if v := &doc.Versions[i]; v.Generation == op.Target && s.chance(0.5) {
 					v.Image, v.Source, v.SourceNode = placement.Image{}, fmt.Sprintf("img-%d", op.Target), ""
+					if n := s.pick(); s.chance(0.1) {
+						what += ", which " + n.id + " cannot pull"
+						n.noPull["sha256:"+v.Source] = true
+					}
 				}
 			}
 			if s.chance(0.3) {
@@ -197,6 +220,15 @@ func (s *run) user(w *workload) {
 		s.log("user: drain of %s: %t", n.id, n.drained)
 		s.everybody(0)
 		return
+	case 14:
+		n := s.pick()
+		if n.reachable() || n.confirmed {
+			return
+		}
+		n.confirmed, n.lostAt, s.lastFault = true, s.now, s.now
+		s.log("user: %s is confirmed to be lost", n.id)
+		s.everybody(0)
+		return
 	case 13:
 		if !s.chance(0.3) || len(doc.Placements) == 0 {
 			return
@@ -211,6 +243,6 @@ func (s *run) user(w *workload) {
 	}
 	s.log("user: %s %s", what, w.name)
 	w.doc, w.changed = doc, s.now
-	s.allow(w)
+	s.remember(w)
 	s.decide(w)
 }

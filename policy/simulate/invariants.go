@@ -8,103 +8,170 @@ import (
 	"github.com/opfield/availability/policy"
 )
 
-// Invariants returns what is checked after every step, for the documentation.
-func Invariants() []string {
-	return []string{
-		"a workload has at most one placement on a node",
-		"serving never falls below wanted - maxUnavailable by our own doing",
-		"never more copies than wanted + maxSurge shall run",
-		"the original is never deleted by us",
-		"generations and revisions of a placement only grow",
-		"a version is created once on a node, unless something removed it or it is asked for again",
-		"no copy of a stopped workload is started",
-		"at most four policies are worked on at once by operations that count against the limit",
-		"every operation ends, or waits with a reason",
-		"without faults every policy gets back to as many serving copies as wanted, on nodes that may have them",
-		"a failed rollout ends with the previous version everywhere, and keeps its error",
-	}
+// invariant is something that holds after every step.
+type invariant int
+
+const (
+	onePerNode invariant = iota
+	serving
+	surge
+	originalKept
+	onlyGrows
+	createdOnce
+	stopped
+	limited
+	ends
+	reason
+	recovers
+	rolledBack
+	keepsError
+	members
+	decided
+	atRest
+	lastInvariant
+)
+
+func (i invariant) String() string {
+	return [lastInvariant]string{
+		onePerNode:   "a workload has at most one placement on a node",
+		serving:      "serving never falls below wanted - maxUnavailable by our own doing",
+		surge:        "never are more copies started than wanted + maxSurge; a drain does not hold up a replacement",
+		originalKept: "the original is never deleted by us",
+		onlyGrows:    "generations and revisions of a placement only grow",
+		createdOnce:  "a version is created once on a node, unless it was removed there since",
+		stopped:      "no copy of a stopped workload is started",
+		limited:      "at most four policies are worked on at once by operations that count against the limit",
+		ends:         "every operation ends, or waits for something that the settings or the version do not give",
+		reason:       "an operation that waits says why",
+		recovers:     "without faults every policy gets back to as many serving copies as wanted, on nodes that may have them, and to no others",
+		rolledBack:   "a rollout that failed ends with the previous version everywhere",
+		keepsError:   "the error of a rollout that failed is kept until a rollout succeeds",
+		members:      "routing counts no placement that does not serve by the document or is suspended",
+		decided:      "a decision that is made again about the same world changes nothing, and nothing is decided without an end",
+		atRest:       "at rest the document is not written",
+	}[i]
 }
 
-func (s *run) fail(format string, args ...any) {
+// Invariants returns what is checked after every step, for the documentation.
+func Invariants() []string {
+	var out []string
+	for i := range lastInvariant {
+		out = append(out, i.String())
+	}
+	return out
+}
+
+// broken is an invariant that did not hold.
+type broken struct {
+	invariant invariant
+	detail    string
+}
+
+func (b *broken) Error() string { return fmt.Sprintf("%s: %s", b.invariant, b.detail) }
+
+func (s *run) fail(i invariant, format string, args ...any) {
 	if s.result.Broken == nil {
-		s.result.Broken = fmt.Errorf(format, args...)
+		s.result.Broken = &broken{i, fmt.Sprintf(format, args...)}
 		s.log("BROKEN: %v", s.result.Broken)
 	}
 }
 
-// allow notes the most copies that the settings permit, and those that they
-// permitted before until the placements have followed.
-func (s *run) allow(w *workload) {
-	w.surgeMax = max(w.surgeMax, most(&w.doc))
+func counts(p *policy.Placement) bool {
+	return p.Want == placement.WantServing || p.Want == placement.WantDraining
 }
-
-func most(doc *policy.Document) int { return doc.Settings.Replicas + max(1, doc.Settings.MaxSurge) }
 
 // inspectStep compares a document with the one before.
 func (s *run) inspectStep(w *workload, before *policy.Document, world policy.World) {
+	s.remember(w)
 	doc := &w.doc
-	seen := map[string]bool{}
-	running := 0
-	for _, p := range doc.Placements {
-		if seen[p.Node] {
-			s.fail("%s has two placements on %s", w.name, p.Node)
+	for i := range doc.Placements {
+		p := &doc.Placements[i]
+		if placementOn(doc, p.Node) != p {
+			s.fail(onePerNode, "%s has two placements on %s", w.name, p.Node)
 		}
-		seen[p.Node] = true
-		if p.Want == placement.WantServing || p.Want == placement.WantDraining {
-			running++
-		}
-	}
-	if now := most(doc); running <= now {
-		w.surgeMax = now
-	}
-	if running > w.surgeMax {
-		s.fail("%s: %d copies shall run, %d are allowed", w.name, running, w.surgeMax)
-	}
-	s.inspectServing(w, before, world)
-	for _, p := range doc.Placements {
-		for _, q := range before.Placements {
-			if p.Node == q.Node && (p.Generation < q.Generation || p.Revision < q.Revision) {
-				s.fail("%s on %s: generation %d after %d, revision %d after %d", w.name, p.Node, p.Generation, q.Generation, p.Revision, q.Revision)
+		if q := placementOn(before, p.Node); q != nil {
+			if p.Generation < q.Generation || p.Revision < q.Revision {
+				s.fail(onlyGrows, "%s on %s: generation %d after %d, revision %d after %d", w.name, p.Node, p.Generation, q.Generation, p.Revision, q.Revision)
 			}
-			if p.Node == q.Node && p.Original != q.Original {
-				s.fail("%s on %s: original %t after %t", w.name, p.Node, p.Original, q.Original)
+			if p.Original != q.Original {
+				s.fail(originalKept, "%s on %s: original %t after %t", w.name, p.Node, p.Original, q.Original)
 			}
 		}
 		if doc.Stopped && p.Want == placement.WantServing && !stopping(doc) {
-			s.fail("%s is stopped and shall run on %s", w.name, p.Node)
+			s.fail(stopped, "%s is stopped and shall run on %s", w.name, p.Node)
 		}
 	}
-	limited := 0
+	s.inspectSurge(w, before, world)
+	s.inspectServing(w, before, world)
+	s.inspectMembers(w)
+	s.inspectRollouts(w, before)
+	running := 0
 	for _, other := range s.policies {
-		if other.exists {
-			if _, has, _ := other.doc.Claim(s.now); has {
-				limited++
-			}
+		if other.exists && other.limited {
+			running++
 		}
 	}
-	if limited > policy.MaxLimited {
-		s.fail("%d operations run that count against the limit of %d", limited, policy.MaxLimited)
+	if running > policy.MaxLimited {
+		s.fail(limited, "%d operations run that count against the limit of %d", running, policy.MaxLimited)
 	}
-	for _, op := range doc.Operations {
-		if op.Status == policy.Waiting && op.Message == "" && op.Note == "" {
-			s.fail("%s waits without a reason", op.ID)
+	for i := range doc.Operations {
+		if op := &doc.Operations[i]; op.Status == policy.Waiting && op.Message == "" && op.Note == "" {
+			s.fail(reason, "%s waits without a reason", op.ID)
 		}
 	}
-	for _, n := range s.nodes {
-		r := n.copies[w.name]
-		if r != nil && r.original && !r.exists && r.known && r.desired.Original && s.now.Sub(s.lastFault) > time.Hour && r.desired.Want == placement.WantPrepared && r.created[r.gen] == 0 {
-			continue
-		}
+	if s.quiet && s.now.Sub(s.lastFault) > 2*time.Hour && !s.hopeless(w) {
+		s.fail(atRest, "%s is written after two quiet hours: %d operations", w.name, len(doc.Operations))
 	}
 }
 
 func stopping(doc *policy.Document) bool {
-	for _, op := range doc.Operations {
-		if op.Type == policy.Stop || op.Type == policy.Disable {
+	for i := range doc.Operations {
+		if t := doc.Operations[i].Type; t == policy.Stop || t == policy.Disable {
 			return true
 		}
 	}
 	return false
+}
+
+// required is how many placements a planned change leaves serving.
+func required(doc *policy.Document) int {
+	if len(doc.Operations) > 0 && doc.Operations[0].Type == policy.Failback {
+		if s := doc.Settings; s.Mode == policy.Failover || s.MaxSurge > 0 {
+			return s.Replicas // PRI-2
+		}
+	}
+	return doc.Settings.Replicas - doc.Settings.MaxUnavailable
+}
+
+// inspectSurge: no copy is started above what the settings allow.
+func (s *run) inspectSurge(w *workload, before *policy.Document, world policy.World) {
+	if before.Disabling || w.doc.Disabling {
+		return
+	}
+	now, then, ready, drains := 0, 0, 0, false
+	for i := range w.doc.Placements {
+		p := &w.doc.Placements[i]
+		if counts(p) {
+			now++
+		}
+		drains = drains || p.Want == placement.WantDraining
+	}
+	for i := range before.Placements {
+		p := &before.Placements[i]
+		if counts(p) {
+			then++
+		}
+		if o := world.Observed[p.Node]; p.Want == placement.WantServing && !p.Suspended && o.Ready && o.Generation == p.Generation && o.Restarts >= p.Restarts && world.Nodes[p.Node].State != policy.NodeOffline {
+			ready++
+		}
+	}
+	most := w.doc.Settings.Replicas + w.doc.Settings.MaxSurge
+	if drains && ready < required(&w.doc) {
+		most = max(most, w.doc.Settings.Replicas+1)
+	}
+	if now > then && now > most {
+		s.fail(surge, "%s: %d copies shall run after %d, %d are allowed", w.name, now, then, most)
+	}
 }
 
 // inspectServing: what was taken out of service left enough behind. A fault
@@ -114,136 +181,120 @@ func (s *run) inspectServing(w *workload, before *policy.Document, world policy.
 		return
 	}
 	if len(w.doc.Operations) > 0 {
-		switch op := w.doc.Operations[0]; op.Type {
+		switch op := &w.doc.Operations[0]; op.Type {
 		case policy.Restart, policy.Stop, policy.Disable:
 			return
 		}
 	}
 	taken, left, which := 0, 0, ""
-	for _, p := range before.Placements {
+	for i := range before.Placements {
+		p := &before.Placements[i]
 		r := s.node(p.Node).copies[w.name]
-		if r == nil || p.Want != placement.WantServing || p.Suspended || r.gen != p.Generation || !r.serves() {
+		if r == nil || p.Want != placement.WantServing || p.Suspended || r.gen != p.Generation || !r.serves() || world.Nodes[p.Node].State == policy.NodeOffline {
 			continue
 		}
-		now := w.doc.Placements
-		stays := false
-		for _, q := range now {
-			stays = stays || q.Node == p.Node && q.Want == placement.WantServing && q.Generation == p.Generation && q.Restarts == p.Restarts && !q.Suspended
-		}
-		if stays {
+		q := placementOn(&w.doc, p.Node)
+		if q != nil && q.Want == placement.WantServing && q.Generation == p.Generation && q.Restarts == p.Restarts && !q.Suspended {
 			left++
 		} else {
 			taken++
 			which += " " + p.Node
 		}
 	}
-	need := w.doc.Settings.Replicas - w.doc.Settings.MaxUnavailable
+	need := required(&w.doc)
 	if taken > 0 && left < need && left+taken >= need {
-		s.fail("%s: taken out of service%s, %d serve, %d are needed; the controller saw %+v", w.name, which, left, need, world.Observed)
+		s.fail(serving, "%s: taken out of service%s, %d serve, %d are needed", w.name, which, left, need)
 	}
 }
 
-// settle ends every fault, lets the cluster rest and looks at what is left.
-func (s *run) settle() {
-	s.quiet = true
-	s.log("all faults end")
-	s.registry, s.ingress, s.controllerLinked, s.alive = true, true, true, true
-	for _, n := range s.nodes {
-		n.cut, n.natsCut, n.hang, n.drained = false, false, false, false
-		if !n.up {
-			n.up, n.healthy = true, s.now
-		}
-		for _, r := range n.replicas() {
-			r.sick = false
-			r.work()
-		}
-		s.resync(n)
+// inspectMembers: a copy that was given up, such as that of a node which comes
+// back, gets no traffic.
+func (s *run) inspectMembers(w *workload) {
+	all, routed := w.doc.Members()
+	if s.cfg.spoilMembers != nil {
+		s.cfg.spoilMembers(&all)
 	}
-	s.lastFault = s.now
-	s.everybody(time.Second)
-	end := s.now.Add(3 * time.Hour)
-	for s.result.Broken == nil && s.next(end) {
-	}
-	for _, w := range s.policies {
-		if w.exists && s.result.Broken == nil {
-			s.inspectEnd(w)
+	for _, m := range all.Placements {
+		p := placementOn(&w.doc, m.Node)
+		switch {
+		case !routed || m.Closed:
+		case p == nil || p.Suspended || p.Want != placement.WantServing && p.Want != placement.WantReleased:
+			s.fail(members, "%s: %s is a member", w.name, m.Node)
+		case m.Generation < p.Generation:
+			s.fail(members, "%s: generation %d counts on %s, which shall have %d", w.name, m.Generation, m.Node, p.Generation)
 		}
 	}
 }
 
-func (s *run) inspectEnd(w *workload) {
+// newlyEnded returns the operations that ended between two documents.
+func newlyEnded(before, after *policy.Document) []policy.Operation {
+	for i := range after.History {
+		if len(before.History) > 0 && after.History[i].ID == before.History[0].ID {
+			return after.History[:i]
+		}
+	}
+	return after.History
+}
+
+// inspectRollouts looks at what a failed rollout left behind.
+func (s *run) inspectRollouts(w *workload, before *policy.Document) {
 	doc := &w.doc
-	for _, op := range doc.Operations {
-		if op.Status == policy.Running && s.now.Sub(w.changed) > 30*time.Minute {
-			s.fail("%s has been %s for %v: %s", op.ID, op.Phase, s.now.Sub(w.changed), op.Note)
-			return
-		}
-		if op.Status == policy.Waiting {
-			if s.explained(w, op) {
-				return
-			}
-			s.fail("%s still waits: %s %s %s", op.ID, op.Code, op.Message, op.Note)
-			return
-		}
-	}
-	serving := 0
-	for _, n := range s.nodes {
-		r := n.copies[w.name]
-		if r == nil {
+	succeeded, failed := false, false
+	for _, op := range newlyEnded(before, doc) {
+		if op.Type != policy.Rollout {
 			continue
 		}
-		if r.original && !r.exists && r.known && r.desired.Want == placement.WantServing {
-			s.fail("%s: the original on %s is gone", w.name, n.id)
-		}
-		p := placementOn(doc, n.id)
-		if r.running && r.known && !r.released && (p == nil || p.Want != placement.WantServing) {
-			s.fail("%s runs on %s although it shall not", w.name, n.id)
-		}
-		if p != nil && p.Want == placement.WantServing && r.serves() {
-			serving++
-		}
-	}
-	if doc.Stopped || doc.Released {
-		return
-	}
-	if doc.Disabling {
-		s.fail("%s is still being disabled", w.name)
-		return
-	}
-	if serving != doc.Settings.Replicas && !w.bad[contentOf(versionOf(doc, doc.Current))] && !s.few(doc) {
-		s.fail("%s: %d of %d copies serve after three quiet hours", w.name, serving, doc.Settings.Replicas)
-	}
-}
-
-// explained reports whether an operation that waits for ever has a good
-// reason: the version is broken, or the settings leave no way.
-func (s *run) explained(w *workload, op policy.Operation) bool {
-	doc := &w.doc
-	return w.bad[contentOf(versionOf(doc, doc.Current))] || s.few(doc) || op.Code == policy.CodeRolloutCapacity && doc.Settings.MaxUnavailable == 0
-}
-
-// few reports whether there are fewer nodes than wanted copies.
-func (s *run) few(doc *policy.Document) bool {
-	n := 0
-	for _, node := range s.nodes {
-		if doc.Settings.Selection == policy.AllNodes {
-			n++
+		succeeded = succeeded || op.Status == policy.Completed
+		if op.Status != policy.Failed {
 			continue
 		}
-		for _, id := range doc.Settings.Nodes {
-			if id == node.id {
-				n++
+		failed = true
+		want := w.contents[op.From]
+		if w.contents[doc.Current] != want {
+			s.fail(rolledBack, "%s failed, and generation %d shall run instead of that of %d", op.ID, doc.Current, op.From)
+		}
+		for i := range doc.Placements {
+			if p := &doc.Placements[i]; counts(p) && w.contents[p.Generation] != want {
+				s.fail(rolledBack, "%s failed, and %s has generation %d", op.ID, p.Node, p.Generation)
 			}
 		}
-	}
-	return n < doc.Settings.Replicas
-}
-
-func placementOn(doc *policy.Document, node string) *policy.Placement {
-	for i := range doc.Placements {
-		if doc.Placements[i].Node == node {
-			return &doc.Placements[i]
+		if doc.Problem == nil || doc.Problem.Operation != op.ID || doc.Problem.Code != op.Code {
+			s.fail(keepsError, "%s failed with %s, and the policy says %+v", op.ID, op.Code, doc.Problem)
 		}
 	}
-	return nil
+	if kept := before.Problem; kept != nil && kept.Type == policy.Rollout && !succeeded && !failed && (doc.Problem == nil || *doc.Problem != *kept) {
+		s.fail(keepsError, "%s: the error of %s is gone: %+v", w.name, kept.Operation, doc.Problem)
+	}
+}
+
+// remember keeps the content of every generation.
+func (s *run) remember(w *workload) {
+	for i := range w.doc.Versions {
+		w.contents[w.doc.Versions[i].Generation] = w.doc.Versions[i].Content
+	}
+}
+
+// inspectCreation is called when a node created a container.
+func (s *run) inspectCreation(r *replica) {
+	if r.created[r.gen]++; r.created[r.gen] > 1 {
+		s.fail(createdOnce, "%s on %s: generation %d is created again", r.workload, r.n.id, r.gen)
+	}
+}
+
+// sampleEvery is after how many decisions one is made again.
+const sampleEvery = 16
+
+// inspectAgain makes a decision again, as a controller does that was killed
+// after it stored it: soon there is nothing left to change.
+func (s *run) inspectAgain(w *workload, plan *policy.Plan, world policy.World) {
+	if s.samples++; s.samples%sampleEvery != 0 || plan.Over {
+		return
+	}
+	again := *plan
+	for range 8 { // a drain of 0 seconds takes a few at one moment
+		if again = policy.Decide(s.now, again.Document, world); !again.Changed {
+			return
+		}
+	}
+	s.fail(decided, "%s: a decision changes after itself: %+v", w.name, again.Events)
 }

@@ -17,13 +17,15 @@ type node struct {
 	natsCut   bool // no NATS only: relays still hold its session
 	hang      bool // its Docker daemon does not answer
 	lostAt    time.Time
-	heardAt   time.Time // when the controller heard of it last
 	healthy   time.Time // since when the controller sees it healthy
 	drained   bool
 	life      int // counts starts of the host: older actions are void
 	memory    int64
 	copies    map[string]*replica
-	offlineOK bool // the controller shows it offline
+	late      bool            // what it says arrives seconds late
+	confirmed bool            // an operator said that it is lost
+	noPull    map[string]bool // digests that cannot be pulled there
+	told      time.Time       // when what it said last arrives
 }
 
 // replica is what a node has of one workload.
@@ -45,8 +47,8 @@ type replica struct {
 	mirrored *placement.Image
 	mirrorOf string
 	created  map[uint64]int // containers created, by generation
-	reported placement.Observed
 	released bool
+	hang     bool // Docker does not answer for this container
 }
 
 func (n *node) reachable() bool { return n.up && !n.cut && !n.natsCut && n.s.controllerLinked }
@@ -96,7 +98,7 @@ func (r *replica) looping() bool {
 
 // work begins the next thing to do, if there is one.
 func (r *replica) work() {
-	if !r.known || r.acting || !r.n.up || r.n.hang {
+	if !r.known || r.acting || !r.n.up || r.stuck() {
 		r.report()
 		return
 	}
@@ -113,7 +115,7 @@ func (r *replica) work() {
 			return
 		}
 		r.acting = false
-		if !r.n.hang {
+		if !r.stuck() {
 			what()
 		}
 		r.work()
@@ -129,7 +131,7 @@ func (r *replica) todo() (func(), time.Duration) {
 		if image.Digest == "" || r.images[image.Digest] {
 			return nil, 0
 		}
-		if !canPull {
+		if !canPull || r.n.noPull[image.Digest] {
 			return func() {}, 5 * time.Second // tries again
 		}
 		return func() {
@@ -166,8 +168,7 @@ func (r *replica) todo() (func(), time.Duration) {
 			}
 			return func() {
 				r.exists, r.running, r.gen = true, false, d.Generation
-				r.created[d.Generation]++
-				r.n.s.creations++
+				r.n.s.inspectCreation(r)
 			}, short()
 		}
 		if r.restarts < d.Restarts {
@@ -195,7 +196,12 @@ func (r *replica) todo() (func(), time.Duration) {
 			return what, took
 		}
 		if r.exists && !d.Original {
-			return func() { r.exists, r.gen = false, 0 }, short()
+			return func() {
+				if r.original {
+					r.n.s.fail(originalKept, "%s: the original on %s is deleted", r.workload, r.n.id)
+				}
+				r.forget()
+			}, short()
 		}
 		if d.Want == placement.WantPrepared {
 			return pull(d.Image)
@@ -243,20 +249,57 @@ func (r *replica) observed() placement.Observed {
 	if what, _ := r.todo(); r.known && what == nil && !r.acting {
 		o.Done = true
 	}
-	if r.n.hang {
+	if digest := r.cannotPull(); digest != "" {
+		o.Fault, o.Done = &placement.Fault{Code: placement.CodeImagePull, Message: "image " + digest + " cannot be pulled", Final: true}, false
+	}
+	if r.stuck() {
 		o.Fault, o.Done = &placement.Fault{Code: placement.CodeDaemonBusy, Message: "Docker does not answer"}, false
 	}
 	return o
 }
 
-// report tells the controller, if it is reached, a little later.
+// cannotPull is the image that is wanted and cannot be pulled.
+func (r *replica) cannotPull() string {
+	d := &r.desired
+	switch {
+	case d.Want == placement.WantServing && r.gen != d.Generation || d.Want == placement.WantPrepared:
+		if r.n.noPull[d.Image.Digest] && !r.images[d.Image.Digest] {
+			return d.Image.Digest
+		}
+	case d.Prefetch != nil && r.n.noPull[d.Prefetch.Digest] && !r.images[d.Prefetch.Digest]:
+		return d.Prefetch.Digest
+	}
+	return ""
+}
+
+// stuck reports whether Docker does not answer for the container.
+func (r *replica) stuck() bool { return r.n.hang || r.hang }
+
+// forget is what remains when a container is gone.
+func (r *replica) forget() {
+	delete(r.created, r.gen)
+	r.exists, r.running, r.gen = false, false, 0
+}
+
+// report tells the controller, if it is reached, a little later and in order.
 func (r *replica) report() {
-	if !r.n.reachable() {
+	s := r.n.s
+	if !r.n.reachable() || !s.alive {
 		return
 	}
-	r.n.s.after(r.n.s.between(5*time.Millisecond, 120*time.Millisecond), func() {
-		if r.n.reachable() && r.n.s.alive {
-			r.n.s.heard(r)
+	most := 120 * time.Millisecond
+	if r.n.late {
+		most = 8 * time.Second
+	}
+	at := s.now.Add(s.between(5*time.Millisecond, most))
+	if at.Before(r.n.told) {
+		at = r.n.told
+	}
+	r.n.told = at
+	o, epoch := r.observed(), s.workload(r.workload).epoch
+	s.at(at, func() {
+		if r.n.reachable() && s.alive && s.workload(r.workload).epoch == epoch {
+			s.heard(r, o)
 		}
 	})
 }

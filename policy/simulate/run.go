@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"time"
 
 	"github.com/opfield/availability/placement"
@@ -19,8 +20,15 @@ type Config struct {
 	// FaultEvery and UserEvery are the mean times between two faults of the
 	// cluster, and between two actions of a user for each policy.
 	FaultEvery, UserEvery time.Duration
-	// Trace keeps every line; without it only the last ones are kept.
+	// Trace gets every line. Without it a run that breaks an invariant is
+	// repeated for its last lines.
 	Trace func(line string)
+	// spoil changes a decision, and spoilRecord what a node gets: tests show
+	// with them that each invariant can fail.
+	spoil       func(before *policy.Document, plan *policy.Plan)
+	spoilRecord func(*placement.Desired)
+	// spoilMembers changes what routing is told.
+	spoilMembers func(*placement.Members)
 }
 
 // Result is what a run was.
@@ -28,11 +36,17 @@ type Result struct {
 	Hours      float64 // policy-hours
 	Decisions  int
 	Faults     int
-	Actions    int            // of users
-	Operations map[string]int // that ended, by type and status
-	Kills      int            // of the controller
-	Broken     error          // the first invariant that did not hold
-	Trace      []string       // the last lines before it
+	Actions    int           // of users
+	Operations map[Ended]int // that ended
+	Kills      int           // of the controller
+	Broken     error         // the first invariant that did not hold
+	Trace      []string      // the last lines before it
+}
+
+// Ended is how an operation ended.
+type Ended struct {
+	Type   policy.Type
+	Status policy.Status
 }
 
 const traceLines = 400
@@ -40,22 +54,22 @@ const traceLines = 400
 // run is a simulated cluster.
 type run struct {
 	clock
-	cfg      Config
-	rng      *rand.Rand
-	nodes    []*node
-	policies []*workload
-	registry bool
-	ingress  bool // an ingress node confirms what it is told
-	alive    bool // the controller runs
-	started  time.Time
+	cfg           Config
+	rng           *rand.Rand
+	nodes         []*node
+	policies      []*workload
+	registry      bool
+	ingress       bool      // an ingress node confirms what it is told
+	ingressSilent time.Time // since when it does not
+	alive         bool      // the controller runs
+	started       time.Time
 	// controllerLinked: the controller's own network works.
 	controllerLinked bool
 	quiet            bool // no new faults and actions
 	lastFault        time.Time
-	creations        int
+	view             policy.World // maps of the last look
 	result           Result
-	trace            []string
-	traceAt          int
+	samples          int // decisions since the last one that was made twice
 }
 
 // workload is one policy as the controller and the users know it.
@@ -67,27 +81,44 @@ type workload struct {
 	wake      uint64
 	due       time.Time
 	bad       map[uint64]bool // generations that do not become ready
-	surgeMax  int             // the most copies that settings allow, or allowed
 	changed   time.Time       // the document changed last
 	epoch     int             // counts policies of the name
 	minute    time.Time
-	decisions int // since minute
+	decisions int               // since minute
+	limited   bool              // by its document it is worked on, and counts against the limit
+	contents  map[uint64]string // of every generation
 }
 
 // Run simulates and returns what happened.
 func Run(cfg Config) Result {
+	r := simulate(cfg)
+	if r.Broken != nil && cfg.Trace == nil {
+		var last []string
+		cfg.Trace = func(line string) {
+			if last = append(last, line); len(last) > 2*traceLines {
+				last = slices.Delete(last, 0, traceLines)
+			}
+		}
+		simulate(cfg)
+		r.Trace = last[max(0, len(last)-traceLines):]
+	}
+	return r
+}
+
+func simulate(cfg Config) Result {
 	s := &run{
 		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x6f706669656c64)), registry: true, ingress: true, alive: true, controllerLinked: true,
 		clock:  clock{now: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)},
-		result: Result{Operations: map[string]int{}},
+		result: Result{Operations: map[Ended]int{}},
 	}
 	s.started = s.now
+	s.view = policy.World{Nodes: map[string]policy.Node{}, LinksClosed: map[string]bool{}, LinksOpen: map[string]bool{}}
 	s.lastFault = s.now.Add(-time.Hour)
 	for i := range cfg.Nodes {
-		s.nodes = append(s.nodes, &node{s: s, id: fmt.Sprintf("node-%d", i+1), up: true, memory: 8 << 30, healthy: s.now, heardAt: s.now, copies: map[string]*replica{}})
+		s.nodes = append(s.nodes, &node{s: s, id: fmt.Sprintf("node-%d", i+1), up: true, memory: s.room(i), healthy: s.now, copies: map[string]*replica{}, noPull: map[string]bool{}})
 	}
 	for i := range cfg.Policies {
-		w := &workload{name: fmt.Sprintf("web%d", i+1), observed: map[string]placement.Observed{}, bad: map[uint64]bool{}}
+		w := &workload{name: fmt.Sprintf("web%d", i+1), observed: map[string]placement.Observed{}, bad: map[uint64]bool{}, contents: map[uint64]string{}}
 		s.policies = append(s.policies, w)
 		s.after(s.between(0, 10*time.Second), func() { s.enable(w) })
 		s.after(s.exp(cfg.UserEvery), func() { s.user(w) })
@@ -100,11 +131,20 @@ func Run(cfg Config) Result {
 		s.settle()
 	}
 	s.result.Hours = cfg.For.Hours() * float64(cfg.Policies)
-	if s.result.Broken != nil {
-		s.result.Trace = append(slices.Clone(s.trace[s.traceAt:]), s.trace[:s.traceAt]...)
-	}
 	return s.result
 }
+
+// room is the memory of a node. Every fourth has little: for two copies, one or
+// none. The first ones have enough for a policy to begin.
+func (s *run) room(i int) int64 {
+	if i < 3 || s.rng.IntN(4) != 0 {
+		return 8 << 30
+	}
+	return int64(s.rng.IntN(3)) * need
+}
+
+// need is the memory that a copy takes.
+const need = 64 << 20
 
 func (s *run) between(a, b time.Duration) time.Duration {
 	return a + time.Duration(s.rng.Int64N(int64(b-a)+1))
@@ -140,8 +180,10 @@ func versionOf(d *policy.Document, generation uint64) *policy.Version {
 }
 
 func contentOf(v *policy.Version) uint64 {
-	var n uint64
-	fmt.Sscan(v.Content, &n)
+	n, err := strconv.ParseUint(v.Content, 10, 64)
+	if err != nil {
+		panic(err) // contents are numbers
+	}
 	return n
 }
 
@@ -154,19 +196,9 @@ func (s *run) streams(r *replica) int {
 }
 
 func (s *run) log(format string, args ...any) {
-	if s.cfg.Trace == nil && s.result.Broken != nil {
-		return
-	}
-	line := fmt.Sprintf("%11s ", s.now.Sub(s.started).Round(time.Millisecond)) + fmt.Sprintf(format, args...)
 	if s.cfg.Trace != nil {
-		s.cfg.Trace(line)
+		s.cfg.Trace(fmt.Sprintf("%11s ", s.now.Sub(s.started).Round(time.Millisecond)) + fmt.Sprintf(format, args...))
 	}
-	if len(s.trace) < traceLines {
-		s.trace = append(s.trace, line)
-		return
-	}
-	s.trace[s.traceAt] = line
-	s.traceAt = (s.traceAt + 1) % traceLines
 }
 
 // enable gives a workload a policy where its original runs.
@@ -185,7 +217,7 @@ func (s *run) enable(w *workload) {
 		return
 	}
 	w.epoch++
-	w.bad = map[uint64]bool{}
+	w.bad, w.contents = map[uint64]bool{}, map[uint64]string{}
 	for _, n := range s.nodes {
 		delete(n.copies, w.name)
 	}
@@ -200,7 +232,7 @@ func (s *run) enable(w *workload) {
 	}
 	captured := placement.Captured{
 		Node: origin.id, Kind: placement.KindContainer, ID: fmt.Sprintf("c%d", w.epoch), Name: w.name, Running: true, ImageID: fmt.Sprintf("img-%s-%d-0", w.name, w.epoch),
-		Arch: "amd64", Spec: []byte(`{}`), Memory: 64 << 20, RestartPolicy: "always",
+		Arch: "amd64", Spec: []byte(`{}`), Memory: need, RestartPolicy: "always",
 	}
 	e := policy.Preflight(policy.EnableRequest{Workload: w.name, Node: origin.id, Container: w.name, Settings: settings, Ports: []placement.Port{{Port: 80, Protocol: placement.ProtocolHTTP}}},
 		policy.Subject{Captured: captured, Nodes: s.world(w).Nodes})
@@ -210,7 +242,6 @@ func (s *run) enable(w *workload) {
 	}
 	w.doc, w.exists, w.observed = policy.NewDocument(s.now, e, captured), true, map[string]placement.Observed{}
 	w.changed = s.now
-	s.allow(w)
 	s.log("user: enable %s on %s, %s", w.name, origin.id, describe(settings))
 	s.publish(w)
 	s.decide(w)
