@@ -2,7 +2,6 @@ package policy
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 
 	"github.com/opfield/availability/placement"
