@@ -320,12 +320,6 @@ func sameObserved(a, b placement.Observed) bool {
 	return err == nil && string(x) == string(y)
 }
 
-// audit logs what happened without a user's request, or in answer to one
-// (OBS-2).
-func (e *Engine) audit(what string, args ...any) {
-	e.cfg.Logger.Info(what, append([]any{"audit", true}, args...)...)
-}
-
 func (e *Engine) store(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, storeWithin)
 }
@@ -480,22 +474,5 @@ func (e *Engine) keep(ctx context.Context) {
 			e.unkept[node] = true
 			e.mu.Unlock()
 		}
-	}
-}
-
-// tell logs what was decided.
-func (e *Engine) tell(name string, before *policy.Document, plan *policy.Plan) {
-	for _, ev := range plan.Events {
-		e.audit(ev.Text, "workload", name, "operation", ev.Operation, "node", ev.Node, "code", string(ev.Code))
-	}
-	last := ""
-	if len(before.History) > 0 {
-		last = before.History[0].ID
-	}
-	for _, op := range plan.Document.History {
-		if op.ID == last {
-			break
-		}
-		e.metrics.operations.WithLabelValues(string(op.Type), string(op.Status)).Inc()
 	}
 }
