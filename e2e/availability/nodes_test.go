@@ -2,6 +2,7 @@ package availability
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -137,4 +138,28 @@ func TestNodes(t *testing.T) {
 	}
 	s.steady("web")
 	s.answers(10 * time.Second)
+
+	// It may join again, as a new node.
+	s.rejoin(gone)
+	s.Env.Await(soon, "it is back", func() bool { n, _ := s.listed(gone); return n.State == "online" && !n.Drained })
+	s.MustCLI("nodes", "drain", gone)
+	n, _ = s.listed(gone)
+	require.True(t, n.Drained)
+}
+
+// rejoin joins a node again with a new token, as a user would.
+func (s *scene) rejoin(id string) {
+	s.t.Helper()
+	n := s.node(id)
+	n.Agent.Stop(5 * time.Second)
+	var token string
+	for line := range strings.Lines(s.MustCLI("token", "create", "--role", "node", "--id", id)) {
+		if line = strings.TrimSpace(line); !strings.Contains(line, " ") {
+			token = line
+		}
+	}
+	out, err := n.Run(s.Env.Binary("./cmd/opfield-node"), "join", "--controller", s.Controller.HostPort(8480), "--token", "@"+n.WriteFile("token", token),
+		"--id", id, "--identity-dir", n.Path("identity"))
+	require.NoError(s.t, err, out)
+	n.Agent.Start()
 }

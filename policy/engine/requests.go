@@ -370,6 +370,11 @@ func (e *Engine) RemoveNode(ctx context.Context, node string) error {
 		if err := e.cfg.Revoke(call, node); err != nil {
 			return err
 		}
+		e.mu.Lock() // it may join again, as a new node
+		delete(e.settings, node)
+		delete(e.swaps, node)
+		delete(e.nodes, node)
+		e.mu.Unlock()
 		return errors.Join(e.cfg.Store.Delete(call, bus.BucketNodes, node), e.cfg.Store.KeepDesired(call, node, nil))
 	})
 }
