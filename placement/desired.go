@@ -156,8 +156,10 @@ type Observed struct {
 	Revision uint64 `json:"revision"`
 	// Done: everything that Revision asks for is so, readiness excepted.
 	Done       bool   `json:"done"`
-	Generation uint64 `json:"generation"` // of the container; 0: there is none
-	Container  string `json:"container,omitempty"`
+	Generation uint64 `json:"generation"`          // of the container; 0: there is none
+	Container  string `json:"container,omitempty"` // its name
+	// ContainerID is the full id of that container.
+	ContainerID string `json:"containerId,omitempty"`
 	// ImageReady: the wanted image is on the node.
 	ImageReady bool `json:"imageReady"`
 	// PrefetchReady: so is Desired.Prefetch.

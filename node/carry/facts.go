@@ -243,7 +243,7 @@ func (c *Carrier) strays(list []container.Summary) []placement.Observed {
 		}
 		o := placement.Observed{Workload: workload, Node: c.config.Node, Generation: generation, Role: placement.RoleStopped, State: placement.StateStopped}
 		if len(s.Names) > 0 {
-			o.Container = strings.TrimPrefix(s.Names[0], "/")
+			o.Container, o.ContainerID = strings.TrimPrefix(s.Names[0], "/"), s.ID
 		}
 		if s.State == container.StateRunning {
 			o.Role, o.State = placement.RoleServing, placement.StateRunning

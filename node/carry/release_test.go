@@ -32,6 +32,7 @@ func TestRelease_Copy(t *testing.T) { // DIS-1, DIS-2
 		})
 		require.True(t, h.seen("web").Done)
 		require.Equal(t, "web", h.seen("web").Container)
+		require.Equal(t, id, h.seen("web").ContainerID)
 		require.Equal(t, []string{"web running"}, h.engine.Names())
 		require.Equal(t, id, h.id("web"))
 		require.Len(t, h.engine.Starts("opfield-web"), 1)
