@@ -1,6 +1,7 @@
 # make demo   a small cluster on this machine, under load, with one node cut off
 # make test   everything: unit, golden, race, short fuzz, end to end (needs root)
 # make check  the quick gates: format, vet, architecture, unit tests with -race
+# make simulate  a million hours of policies under faults (HOURS=...)
 # make bench  throughput and latency beside direct and HAProxy (needs root)
 #
 # On a bare Debian 12 the targets install what is missing from the distribution.
@@ -8,10 +9,11 @@
 GO       ?= go
 FUZZTIME ?= 5s
 E2E      := ./e2e/...
+HOURS    ?= 1000000
 UNIT     = $(shell $(GO) list ./... | grep -v -e /e2e)
 VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: build setup demo test check unit fuzz e2e bench fmt vet staticcheck clean
+.PHONY: build setup demo test check unit fuzz simulate e2e bench fmt vet staticcheck clean
 
 build:
 	$(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/ ./cmd/...
@@ -22,7 +24,7 @@ setup:
 demo: setup build
 	./bin/opfield demo $(if $(ONCE),--once)
 
-test: setup fmt vet staticcheck unit fuzz e2e
+test: setup fmt vet staticcheck unit fuzz simulate e2e
 
 check: fmt vet staticcheck unit
 
@@ -37,6 +39,11 @@ fuzz:
 	    $(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "$$dir" || exit 1; \
 	  done; \
 	done
+
+# Fails with the seed, the invariant and its trace. Little memory is in use, so
+# it may be collected rarely.
+simulate:
+	@GOGC=1600 OPFIELD_SIMULATE_HOURS=$(HOURS) $(GO) test -count=1 -v -timeout 30m -run '^TestSimulateLong$$' ./policy/simulate
 
 # One package at a time: they share the cores. -v prints the figures.
 e2e:

@@ -130,3 +130,17 @@ func (f *Fleet) ConfirmLost(node string) error {
 	f.confirmed[node] = time.Now()
 	return nil
 }
+
+// Generation returns the largest generation of the workload in any health
+// event that is known, those of removed placements included.
+func (f *Fleet) Generation(workload string) uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var most uint64
+	for id, e := range f.placements {
+		if id.Workload == workload {
+			most = max(most, e.Generation)
+		}
+	}
+	return most
+}

@@ -43,6 +43,8 @@ type Conn struct {
 	metrics  *metrics           // fixed
 	nc       *nats.Conn         // fixed
 
+	asked chan struct{} // a report is asked for
+
 	lastError atomic.Pointer[string] // the newest asynchronous error
 
 	mu        sync.Mutex
@@ -77,6 +79,7 @@ func Connect(cfg Config) (*Conn, error) {
 		connected: make(chan struct{}),
 		malformed: map[string]struct{}{},
 		kept:      map[placement.ID]kept{},
+		asked:     make(chan struct{}, 1),
 	}
 	opts := nats.GetDefaultOptions()
 	opts.Servers = cfg.URLs

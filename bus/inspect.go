@@ -101,6 +101,13 @@ func (c *Conn) answerInspect(ctx context.Context, m *nats.Msg, fn func(context.C
 		c.metrics.malformed.Inc()
 		return
 	}
+	if len(m.Data) == 0 { // AskReport
+		select {
+		case c.asked <- struct{}{}:
+		default:
+		}
+		return
+	}
 	ctx, cancel := context.WithTimeout(ctx, inspectWithin)
 	defer cancel()
 	out := nats.NewMsg(m.Reply)

@@ -54,7 +54,7 @@ type InventoryPort struct {
 // InventoryEvery, and after a reconnect, until ctx ends. Node and At are
 // filled in; nothing is sent while it returns false.
 func (c *Conn) PublishInventory(ctx context.Context, inventory func() (Inventory, bool)) error {
-	return c.publishState(ctx, subjectInventory, InventoryEvery, inventoryCheckEvery, func() encoder {
+	return c.publishState(ctx, subjectInventory, InventoryEvery, inventoryCheckEvery, nil, func() encoder {
 		inv, known := inventory()
 		if !known {
 			return nil

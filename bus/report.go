@@ -13,10 +13,11 @@ import (
 const ReportEvery = 30 * time.Second
 
 // PublishReport sends what report returns within 100 ms of a change, every
-// ReportEvery and after a reconnect, until ctx ends. Node is filled in;
+// ReportEvery, after a reconnect and, while AnswerInspect runs, when AskReport
+// asks for it, until ctx ends. Node is filled in;
 // nothing is sent while it returns false. It is for nodes.
 func (c *Conn) PublishReport(ctx context.Context, report func() (placement.NodeReport, bool)) error {
-	return c.publishState(ctx, subjectReport, ReportEvery, statusCheckEvery, func() encoder {
+	return c.publishState(ctx, subjectReport, ReportEvery, statusCheckEvery, c.asked, func() encoder {
 		r, known := report()
 		if !known {
 			return nil
@@ -24,6 +25,17 @@ func (c *Conn) PublishReport(ctx context.Context, report func() (placement.NodeR
 		r.Node = c.identity.Name().ID
 		return func(time.Time) ([]byte, error) { return json.Marshal(r) }
 	})
+}
+
+// AskReport asks a node for its report now, such as by a controller that has
+// just begun to listen. Nothing is waited for: the report comes as every other
+// does. It is for the controller.
+func (c *Conn) AskReport(node string) error {
+	name := identity.Name{Role: identity.RoleNode, ID: node}
+	if err := name.Check(); err != nil {
+		return err
+	}
+	return c.nc.PublishRequest(member(subjectInspect, name), member(subjectInspected, name)+".report", nil)
 }
 
 // FollowReports calls fn with every report until ctx ends. It is for the

@@ -109,7 +109,7 @@ type ReloadStatus struct {
 // 100 ms of a change, until ctx ends. Name, At and Expires are filled in. While NATS
 // is away nothing is sent and nothing is an error.
 func (c *Conn) PublishStatus(ctx context.Context, status func() Status) error {
-	return c.publishState(ctx, subjectStatus, StatusEvery, statusCheckEvery, func() encoder {
+	return c.publishState(ctx, subjectStatus, StatusEvery, statusCheckEvery, nil, func() encoder {
 		s := status()
 		s.Name, s.Expires = c.identity.Name(), c.identity.Expires()
 		return func(at time.Time) ([]byte, error) {
@@ -122,9 +122,9 @@ func (c *Conn) PublishStatus(ctx context.Context, status func() Status) error {
 // encoder encodes one state with the time it is told at.
 type encoder func(at time.Time) ([]byte, error)
 
-// publishState sends a state under our name every so often and after a
-// change. A nil encoder is nothing to tell.
-func (c *Conn) publishState(ctx context.Context, prefix string, every, check time.Duration, state func() encoder) error {
+// publishState sends a state under our name every so often, after a change and
+// when asked. A nil encoder is nothing to tell.
+func (c *Conn) publishState(ctx context.Context, prefix string, every, check time.Duration, asked <-chan struct{}, state func() encoder) error {
 	connected := c.nextConnect()
 	var sent string
 	var sentAt time.Time
@@ -151,6 +151,8 @@ func (c *Conn) publishState(ctx context.Context, prefix string, every, check tim
 			return ctx.Err()
 		case <-connected:
 			connected, sent = c.nextConnect(), ""
+		case <-asked:
+			sent = ""
 		case <-time.After(max(check, statusCost*time.Since(begin))):
 		}
 	}

@@ -36,6 +36,7 @@ type loop struct {
 	certs  *certStore
 	named  map[string][]byte // certificates of the bucket, as PEM
 	probed map[service]bool
+	moving map[string]bool // workloads whose placements a planned move changes
 	gone   map[placement.ID]time.Time // removed placements, and since when we know
 
 	// What was told to others.
@@ -250,6 +251,7 @@ func (l *loop) setMembers(members map[string][]byte) {
 // were not there: traffic does not end for a record of a newer version.
 func (l *loop) tellMembers() {
 	var all []placement.Members
+	l.moving = map[string]bool{}
 	for _, name := range slices.Sorted(maps.Keys(l.state.Members)) {
 		var m placement.Members
 		if json.Unmarshal(l.state.Members[name], &m) != nil || m.Workload != name {
@@ -257,6 +259,9 @@ func (l *loop) tellMembers() {
 			continue
 		}
 		all = append(all, m)
+		if m.Moving {
+			l.moving[name] = true
+		}
 	}
 	l.table.SetMembers(all)
 }
@@ -328,7 +333,9 @@ func (l *loop) consider(now time.Time) {
 	}
 	d := l.routed
 	d.services, d.outside = l.table.Services(), l.outside.digest
-	rollout := func(id placement.LinkID) bool { return partOfRollout(l.orders, id) }
+	rollout := func(id placement.LinkID) bool {
+		return l.moving[id.Placement.Workload] || partOfRollout(l.orders, id)
+	}
 	if c := compare(l.noted, d, rollout); c != apply.None {
 		l.schedule.Note(now, c)
 		l.noted = d

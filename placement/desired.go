@@ -157,9 +157,7 @@ type Observed struct {
 	// Done: everything that Revision asks for is so, readiness excepted.
 	Done       bool   `json:"done"`
 	Generation uint64 `json:"generation"`          // of the container; 0: there is none
-	Container  string `json:"container,omitempty"` // its name
-	// ContainerID is the full id of that container.
-	ContainerID string `json:"containerId,omitempty"`
+	Container  string `json:"container,omitempty"` // its full id
 	// ImageReady: the wanted image is on the node.
 	ImageReady bool `json:"imageReady"`
 	// PrefetchReady: so is Desired.Prefetch.
@@ -192,6 +190,9 @@ func (o Observed) ID() ID { return ID{Workload: o.Workload, Node: o.Node} }
 type Members struct {
 	Workload   string   `json:"workload"`
 	Placements []Member `json:"placements"`
+	// Moving: a planned move is at work. What nginx lists may wait for its end,
+	// because joined links already lead right (RTE-8).
+	Moving bool `json:"moving,omitempty"`
 }
 
 // Member is one placement that may serve.

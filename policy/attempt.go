@@ -34,7 +34,7 @@ func (d *decision) failed(p *Placement) (Code, string) {
 	o := d.w.Observed[p.Node]
 	fresh := p.answers(o)
 	switch {
-	case fresh && o.Fault != nil && o.Fault.Final:
+	case fresh && o.Fault != nil && o.Fault.Final && !prefetchFault(o):
 		return Code(o.Fault.Code), fmt.Sprintf("node %s: %s", p.Node, o.Fault.Message)
 	case fresh && o.Looping && o.Restarts >= p.Restarts && o.Generation == p.Generation:
 		return placement.CodeCrashLoop, fmt.Sprintf("node %s: the container ends again and again: %s", p.Node, reasonOf(o))
@@ -64,6 +64,12 @@ func (d *decision) startLimit(p *Placement) time.Time {
 		from = seen
 	}
 	return from.Add(d.w.Timing.StartWithin)
+}
+
+// prefetchFault reports whether what is wrong is the image that is pulled
+// beside the one that runs: no fault of the copy.
+func prefetchFault(o placement.Observed) bool {
+	return o.Fault != nil && o.Fault.Final && o.ImageReady && !o.PrefetchReady && (o.Fault.Code == placement.CodeImagePull || o.Fault.Code == placement.CodeImagePlatform)
 }
 
 func transient(code string) bool {

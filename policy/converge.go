@@ -45,7 +45,9 @@ type tally struct {
 }
 
 func (d *decision) tally() tally {
-	var t tally
+	n := len(d.doc.Placements)
+	all := make([]*Placement, 4*n) // one piece of memory for the four
+	t := tally{serving: all[:0:n], draining: all[n : n : 2*n], old: all[2*n : 2*n : 3*n], vacate: all[3*n : 3*n]}
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
 		switch p.Want {
@@ -230,7 +232,7 @@ func (d *decision) mirrorNode(v *Version) *Placement {
 	if p := d.doc.placementOn(v.SourceNode); p != nil && d.online(p.Node) {
 		return p
 	}
-	if v.SourceNode != "" && d.w.Nodes[v.SourceNode].ID != "" {
+	if v.SourceNode != "" && d.w.Nodes[v.SourceNode].ID != "" && v.Generation == d.doc.Base+1 {
 		return nil // only the origin is sure to have an image id
 	}
 	var best *Placement
@@ -421,7 +423,7 @@ func (d *decision) update(t tally, running int, may func(*Placement) bool) bool 
 		if !d.prefetched(p) {
 			return false
 		}
-		if o := d.w.Observed[p.Node]; d.ready(p) && p.answers(o) && o.Fault != nil && o.Fault.Final && !o.PrefetchReady {
+		if o := d.w.Observed[p.Node]; d.ready(p) && p.answers(o) && prefetchFault(o) {
 			d.attemptFailed(p, Code(o.Fault.Code), fmt.Sprintf("node %s: %s", p.Node, o.Fault.Message)) // what serves is left alone
 			return d.active() != nil
 		}

@@ -124,7 +124,7 @@ func (d *decision) put(p *Placement, want placement.Want) {
 	if p.Want == want {
 		return
 	}
-	p.Want, p.Since, p.Closed, p.Revision = want, d.now, time.Time{}, 0
+	p.Want, p.Since, p.Closed, p.Revision, p.Asked = want, d.now, time.Time{}, 0, 0
 	p.Bad, p.Good, p.Suspended, p.CheckedAt = 0, 0, false, time.Time{}
 	if p.Surge = false; want != placement.WantDraining {
 		p.After = ""
@@ -209,7 +209,7 @@ func (d *decision) lost(node string) bool {
 // ready reports whether the placement serves as wanted.
 func (d *decision) ready(p *Placement) bool {
 	o, ok := d.w.Observed[p.Node]
-	return ok && p.Want == placement.WantServing && !p.Suspended && d.reachable(p.Node) && o.Ready && o.Role == placement.RoleServing &&
+	return ok && p.Want == placement.WantServing && p.Asked != 0 && o.Revision >= p.Asked && !p.Suspended && d.reachable(p.Node) && o.Ready && o.Role == placement.RoleServing &&
 		o.Generation == p.Generation && o.Restarts >= p.Restarts
 }
 
@@ -416,6 +416,9 @@ func (d *decision) revise(before *Document) {
 		}
 		if p.Revision == 0 || was == nil || !sameDesired(before.desired(was), d.doc.desired(p)) {
 			p.Revision = d.doc.number()
+		}
+		if p.Asked == 0 {
+			p.Asked = p.Revision
 		}
 	}
 }

@@ -100,6 +100,12 @@ func (d *Document) Members() (placement.Members, bool) {
 		}
 	}
 	slices.SortFunc(out.Placements, func(a, b placement.Member) int { return compare(a.Node, b.Node) })
+	if len(d.Operations) > 0 && d.Operations[0].Status == Running {
+		switch d.Operations[0].Type {
+		case Rollout, Failback, Restart:
+			out.Moving = true
+		}
+	}
 	return out, true
 }
 

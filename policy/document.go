@@ -30,6 +30,7 @@ type Placement struct {
 	Want       placement.Want `json:"want"`
 	Generation uint64         `json:"generation"`
 	Revision   uint64         `json:"revision"` // of its Desired
+	Asked      uint64         `json:"asked,omitempty"` // the first revision with this Want: an older word of the node is not about it
 	Original   bool           `json:"original,omitempty"`
 	Adopt      string         `json:"adopt,omitempty"` // container id
 	AdoptedAt  uint64         `json:"adoptedAt,omitempty"`
@@ -73,6 +74,10 @@ type Document struct {
 	CreatedAt time.Time        `json:"createdAt"`
 	Settings  Settings         `json:"settings"`
 	Original  Original         `json:"original"`
+	// Base is the largest number that was in use for the workload before this
+	// policy: health events of released placements keep their generation, and
+	// nobody takes an older one for newer.
+	Base uint64 `json:"base,omitempty"`
 	// Counter numbers generations, revisions and operations: it only grows.
 	Counter    uint64      `json:"counter"`
 	Current    uint64      `json:"current"`  // generation that shall run
@@ -84,10 +89,6 @@ type Document struct {
 	Routed     bool        `json:"routed,omitempty"`     // the original is adopted: only placements count in routing
 	Disabling  bool        `json:"disabling,omitempty"`  //
 	Released   bool        `json:"released,omitempty"`   // disabled; what is left waits for nodes that are away
-	// Ended: there is no policy any more. Only Counter counts: the next policy
-	// of the workload goes on from it, because no placement's events ever go
-	// back to an older generation.
-	Ended bool `json:"ended,omitempty"`
 	// FailbackAfter is before when no failback is tried again (PRI-5).
 	FailbackAfter time.Time `json:"failbackAfter,omitzero"`
 	// Problem is the error of the last operation that failed and was not

@@ -172,6 +172,7 @@ func (d *decision) disable() {
 		return
 	}
 	d.doc.Released = true
+	op.Code, op.Message = "", ""
 	var away []string
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
@@ -192,7 +193,7 @@ func (d *decision) disable() {
 func (d *decision) kept(survivor *Placement) string {
 	text := "the workload runs on " + survivor.Node
 	if d.doc.Stopped {
-		text = "the workload stays stopped on " + survivor.Node
+		text = "the workload is stopped on " + survivor.Node
 	}
 	for i := range d.doc.Placements {
 		if p := &d.doc.Placements[i]; p.Original && p.Node != survivor.Node {
@@ -233,7 +234,7 @@ func (d *decision) freeSurvivor(s *Placement) bool {
 	case code != "":
 		d.again(code, "%s", message)
 		s.startAgain()
-		s.Since = d.active().Next
+		s.Since = d.doc.Operations[0].Next
 	}
 	return false
 }

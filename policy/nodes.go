@@ -126,7 +126,7 @@ func (n *Node) explain(code Code, c *claim) string {
 	v := c.version
 	switch code {
 	case CodeNodeOffline:
-		return fmt.Sprintf("it is %s", cmp.Or(string(n.State), "unseen"))
+		return "it is " + cmp.Or(string(n.State), "unseen")
 	case CodeNodeError:
 		if !n.Known {
 			return "it has not told what it has yet"

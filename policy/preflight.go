@@ -149,49 +149,27 @@ func (e *Eligibility) warn(s Settings) {
 // versionOf is the first version of a captured container.
 func versionOf(c placement.Captured) Version {
 	return Version{
-		Generation: 1, Content: "1", Source: c.ImageID, SourceNode: c.Node, Arch: c.Arch, Spec: c.Spec,
+		Source: c.ImageID, SourceNode: c.Node, Arch: c.Arch, Spec: c.Spec,
 		CPU: c.CPU, Memory: c.Memory, Published: c.Published,
 	}
 }
 
 // NewDocument returns the document of a workload that passed its preflight.
 // The running container is its first placement, as it runs (ENA-1, ENA-2).
-func NewDocument(now time.Time, e Eligibility, c placement.Captured) Document {
+// Base is the largest generation and revision that was ever in use for the
+// workload, so that nothing of before is newer than this policy.
+func NewDocument(now time.Time, e Eligibility, c placement.Captured, base uint64) Document {
 	v := versionOf(c)
-	v.CreatedAt = now
+	first := base + 1
+	v.Generation, v.Content, v.CreatedAt = first, fmt.Sprint(first), now
 	doc := Document{
 		Workload: e.Workload, Kind: c.Kind, Ports: e.Ports, CreatedAt: now, Settings: e.Settings,
 		Original: Original{Node: c.Node, Container: strings.TrimPrefix(c.Name, "/"), ID: c.ID, RestartPolicy: c.RestartPolicy},
-		Counter:  2, Current: 1, Versions: []Version{v},
+		Base:     base, Counter: base + 2, Current: first, Versions: []Version{v},
 		Placements: []Placement{{
-			Node: c.Node, Want: placement.WantServing, Generation: 1, Revision: 2, Original: true, Adopt: c.ID, AdoptedAt: 1, Since: now,
+			Node: c.Node, Want: placement.WantServing, Generation: first, Revision: base + 2, Asked: base + 2, Original: true, Adopt: c.ID, AdoptedAt: first, Since: now,
 		}},
 	}
 	doc.add(now, Enable, "requested")
 	return doc
-}
-
-// End returns what is kept of a policy that ended.
-func (d *Document) End() Document {
-	return Document{Workload: d.Workload, Counter: d.Counter, Ended: true}
-}
-
-// After lets a new document go on from what is kept of the policy that the
-// workload had before.
-func (d *Document) After(ended Document) {
-	by := ended.Counter
-	d.Counter += by
-	d.Current += by
-	for i := range d.Versions {
-		v := &d.Versions[i]
-		v.Generation += by
-		v.Content = fmt.Sprint(v.Generation)
-	}
-	for i := range d.Placements {
-		p := &d.Placements[i]
-		p.Generation, p.AdoptedAt, p.Revision = p.Generation+by, p.AdoptedAt+by, p.Revision+by
-	}
-	for i := range d.Operations {
-		d.Operations[i].ID = fmt.Sprintf("%s-%d", d.Workload, d.number())
-	}
 }

@@ -278,7 +278,7 @@ func (w *scripted) enable(node string, words []string) error {
 	if !e.OK() {
 		return fmt.Errorf("blocked: %v", e.Blockers)
 	}
-	w.doc, w.exists, w.observed = policy.NewDocument(w.now, e, c), true, map[string]placement.Observed{}
+	w.doc, w.exists, w.observed = policy.NewDocument(w.now, e, c, 0), true, map[string]placement.Observed{}
 	w.say("enabled on %s: %s", node, strings.Join(words, " "))
 	w.mark()
 	w.deliver()
@@ -467,6 +467,8 @@ func (s *script) look(f []string) string {
 			out = append(out, string(n.Code))
 		}
 		return cmpOr(strings.Join(out, ","), "none")
+	case "digests":
+		return strings.Join(w.doc.Digests(), ",")
 	case "exists":
 		return strconv.FormatBool(w.exists)
 	case "result":

@@ -109,12 +109,12 @@ func (d *decision) succeed(op *Operation) {
 // whyNot names the reason of each node that cannot take a placement.
 func (d *decision) whyNot() string {
 	v := d.doc.version(d.doc.Current)
-	var ids []string
+	ids := make([]string, 0, len(d.w.Nodes))
 	for id := range d.w.Nodes {
 		ids = append(ids, id)
 	}
-	slices.SortFunc(ids, compare)
-	text := ""
+	slices.Sort(ids)
+	text := make([]byte, 0, 64*len(ids))
 	for _, id := range ids {
 		code := d.nodeRefusal(id, v)
 		if code == "" {
@@ -122,15 +122,15 @@ func (d *decision) whyNot() string {
 		}
 		n, c := d.w.Nodes[id], d.claimOn(id, v)
 		why := n.explain(code, &c)
-		if text != "" {
-			text += "; "
+		if len(text) > 0 {
+			text = append(text, "; "...)
 		}
-		text += id + ": " + why
+		text = append(append(append(text, id...), ": "...), why...)
 	}
-	if text == "" {
+	if len(text) == 0 {
 		return "every node has one"
 	}
-	return text
+	return string(text)
 }
 
 // progress is the share of placements that are as they shall be.

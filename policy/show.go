@@ -25,7 +25,7 @@ func Show(d Document, w World) View {
 		o := w.Observed[p.Node]
 		pv := PlacementView{
 			Node: p.Node, NodeState: w.Nodes[p.Node].State, Want: p.Want, Generation: p.Generation, Original: p.Original, Container: d.containerName(p),
-			ID: o.ContainerID, State: o.State, Ready: dec.ready(p), Reason: o.Reason, Streams: o.Streams, Suspended: p.Suspended,
+			ID: o.Container, State: o.State, Ready: dec.ready(p), Reason: o.Reason, Streams: o.Streams, Suspended: p.Suspended,
 			ImageReady: o.ImageReady, Fault: o.Fault, Outside: o.Outside, Since: p.Since,
 		}
 		if !dec.reachable(p.Node) {

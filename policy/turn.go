@@ -82,13 +82,15 @@ func (d *decision) overtake() {
 // supersede cancels every rollout but the newest, wherever they are in the
 // queue (ROL-6). What ran before a cancelled one is proven; its version is not.
 func (d *decision) supersede() {
-	newest := -1
+	newest, rollouts := -1, 0
 	for i := range d.doc.Operations {
-		if op := &d.doc.Operations[i]; op.Type == Rollout && (newest < 0 || op.Target > d.doc.Operations[newest].Target) {
-			newest = i
+		if op := &d.doc.Operations[i]; op.Type == Rollout {
+			if rollouts++; newest < 0 || op.Target > d.doc.Operations[newest].Target {
+				newest = i
+			}
 		}
 	}
-	if newest < 0 {
+	if rollouts < 2 {
 		return
 	}
 	winner := d.doc.Operations[newest]
@@ -126,7 +128,7 @@ func (d *decision) hurry(op *Operation) {
 // gap of more than a minute is one in which there was none. What a way back
 // takes does not count (ROL-2).
 func (d *decision) count(op *Operation) {
-	const gap = time.Minute
+	const gap, step = time.Minute, 30 * time.Second
 	if op.Type != Rollout || op.Seen.IsZero() || op.RolledBack {
 		return
 	}
@@ -134,10 +136,10 @@ func (d *decision) count(op *Operation) {
 	switch {
 	case since >= gap || since < 0:
 		op.Seen = d.now
-	case since >= gap/4:
+	case since >= step:
 		op.Worked, op.Seen = op.Worked+since, d.now
 	}
-	d.wake(op.Seen.Add(gap / 4))
+	d.wake(op.Seen.Add(step))
 }
 
 // begin does what an operation does once, when it takes its turn.

@@ -171,6 +171,9 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	}
 	decide, err := engine.New(engine.Config{
 		Store: store, Nodes: conn, Fleet: fleet, Logger: log.With("part", "policy"), Registerer: reg,
+		// The embedded server's port and store folder have one owner: no other
+		// controller is alive that could use them.
+		Alone: len(c.NATSURL) == 0,
 		Revoke: func(_ context.Context, node string) error {
 			_, err := ca.Revoke(identity.Name{Role: identity.RoleNode, ID: node})
 			changed()

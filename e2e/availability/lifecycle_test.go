@@ -141,7 +141,9 @@ func TestLifecycle_QueueAndBusyDocker(t *testing.T) {
 	s.enable("--mode", "replicated", "--replicas", "2", "--drain", "3s")
 	run := s.traffic()
 	s.MustCLI("ha", "rollout", "web", "--env", "VERSION=2")
-	s.await(soon, "web", "the rollout is at work", func(v view) bool { return v.Operation != nil && v.Operation.Type == "rollout" && v.Operation.Status == "running" })
+	s.await(soon, "web", "the rollout is at work", func(v view) bool {
+		return v.Operation != nil && v.Operation.Type == "rollout" && v.Operation.Status == "running"
+	})
 	s.MustCLI("ha", "stop", "web")
 	v := s.view("web")
 	require.Equal(t, "rollout", v.Operation.Type)

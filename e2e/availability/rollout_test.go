@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -86,7 +87,9 @@ func (s *scene) download(seconds int) <-chan string {
 func TestRollout_UnderTraffic(t *testing.T) {
 	s := newScene(t, 4)
 	s.enable("--mode", "replicated", "--replicas", "3")
+	s.settle()
 	before := s.view("web")
+	reloads := s.reloads()
 	run := s.traffic()
 	slow := s.download(20)
 	seen := s.watch()
@@ -96,6 +99,8 @@ func TestRollout_UnderTraffic(t *testing.T) {
 	seen.stop()
 	require.GreaterOrEqual(t, seen.least, 3, "maxUnavailable 0")
 	require.LessOrEqual(t, seen.most, 4, "maxSurge 1")
+	require.LessOrEqual(t, s.reloads()-reloads, 2, "RTE-8")
+	t.Logf("%d reloads of nginx", s.reloads()-reloads)
 	got := <-slow
 	require.Regexp(t, `^200 <nil>`, got)
 	t.Log("download beside it: " + got)
@@ -148,6 +153,14 @@ func (s *scene) rollout(within time.Duration, args ...string) operation {
 		s.t.Logf("%s %s", step.At.Format("15:04:05.000"), step.Name)
 	}
 	return end
+}
+
+// reloads counts the starts of nginx's workers so far, by its error log.
+func (s *scene) reloads() int {
+	s.t.Helper()
+	log, err := os.ReadFile(s.Ingress.Path("log", "error.log"))
+	require.NoError(s.t, err)
+	return strings.Count(string(log), "reconfiguring")
 }
 
 // requireEnv fails unless every running copy has the variable.

@@ -67,17 +67,6 @@ func (s *scene) refused(code string, args ...string) {
 	require.Contains(s.t, out, code, "%v", args)
 }
 
-func (s *scene) node(id string) *system.Node {
-	s.t.Helper()
-	for _, n := range s.Nodes {
-		if n.ID == id {
-			return n
-		}
-	}
-	s.t.Fatalf("there is no node %s", id)
-	return nil
-}
-
 // engineView is what the engines say of one container.
 type engineView struct {
 	Node, Name, ID, Restart string

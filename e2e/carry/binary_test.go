@@ -79,7 +79,9 @@ func TestNodeProcess(t *testing.T) { // ENA-2, RDY-4, MOD-4, SEC-2
 		return placement.Observed{}
 	}
 	w := &world{t: t, env: env, Node: n}
-	web := w.plain("web", func(_ *container.Config, h *container.HostConfig) { h.RestartPolicy.Name = container.RestartPolicyAlways })
+	web := w.plain("web", func(_ *container.Config, h *container.HostConfig) {
+		h.RestartPolicy.Name = container.RestartPolicyAlways
+	})
 	var c placement.Captured
 	env.Await(20*time.Second, "the node answers an inspection", func() bool {
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)

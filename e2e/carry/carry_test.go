@@ -61,7 +61,7 @@ func TestAdopt(t *testing.T) { // ENA-1, ENA-2, RDY-4, IMG-1, MOD-6, DIS-1
 	require.Empty(t, c.Mounts)
 	o := w.serving("web")
 	require.EqualValues(t, 1, o.Generation)
-	require.Equal(t, "web", o.Container)
+	require.Equal(t, web.ID(), o.Container)
 	require.True(t, o.ImageReady)
 	require.Equal(t, w.desired["web"].Image.Config, o.ImageConfig, "the same image, by its configuration") // IMG-2
 	require.Equal(t, []string{"linux/amd64"}, w.desired["web"].Image.Platforms)

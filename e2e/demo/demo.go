@@ -5,13 +5,18 @@ package demo
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
+
+	"github.com/docker/docker/api/types/container"
 
 	"github.com/opfield/availability/e2e/lab"
 	"github.com/opfield/availability/e2e/load"
@@ -19,14 +24,14 @@ import (
 )
 
 const (
-	webHost   = "localhost"
-	workload  = "web"
-	cutNode   = "node-1"
-	warmUp    = 4 * time.Second
-	cutFor    = 5 * time.Second
-	coolDown  = 3 * time.Second
-	tellEvery = 10 * time.Second
-	longLoad  = 24 * time.Hour
+	webHost    = "localhost"
+	workload   = "web"
+	cutNode    = "node-1"
+	warmUp     = 4 * time.Second
+	healWithin = 60 * time.Second
+	coolDown   = 3 * time.Second
+	tellEvery  = 10 * time.Second
+	longLoad   = 24 * time.Hour
 )
 
 // Config configures a demo.
@@ -43,7 +48,6 @@ type Demo struct {
 	host  *host
 	env   *lab.Env
 	sys   *system.System
-	apps  map[string]*lab.Container
 	run   *load.Run
 	start time.Time
 
@@ -63,7 +67,7 @@ var errFailed = errors.New("requests failed that must not fail")
 // Run runs the demo until ctx ends (or, with Once, until the story is told)
 // and removes everything it made.
 func Run(ctx context.Context, cfg Config) (err error) {
-	d := &Demo{cfg: cfg, host: &host{out: cfg.Out}, apps: map[string]*lab.Container{}, start: time.Now()}
+	d := &Demo{cfg: cfg, host: &host{out: cfg.Out}, start: time.Now()}
 	defer func() {
 		r := recover()
 		if _, gaveUp := r.(giveUp); r != nil && !gaveUp {
@@ -96,24 +100,73 @@ func (d *Demo) build() {
 	d.say("starting a controller, two relays, an ingress node with nginx and three Docker nodes, each a host of its own")
 	d.env = lab.New(d.host)
 	d.sys = system.Start(d.host, d.env, system.Config{Relays: 2, Nodes: 3})
-	var open []string
-	for i, n := range d.sys.Nodes {
-		app := lab.App{Workload: workload, Args: []string{"-drain", "3s"}, StopSeconds: 20}
-		if i == len(d.sys.Nodes)-1 {
-			app.Role = "standby"
-		} else {
-			open = append(open, link(n.ID))
-		}
-		d.apps[n.ID] = n.RunApp(app)
-	}
+	d.sys.Nodes[0].RunApp(lab.App{Workload: workload, Configure: func(c *container.Config, h *container.HostConfig) {
+		c.Cmd, c.Hostname = []string{"serve", "--name", workload}, ""
+		h.Binds = nil // a workload with local data cannot be made available
+	}})
 	d.sys.MustCLI("route", "add", workload, "--host", webHost, "--workload", workload, "--port", "8080")
-	d.sys.AwaitLinks(30*time.Second, "open", open...)
+	d.sys.AwaitLinks(30*time.Second, "open", link(cutNode))
 	d.sys.AwaitRoute(30*time.Second, webHost)
+	d.settle()
+	d.say("one container, web, serves on node-1: http://localhost:%d/ok", d.cfg.Port)
+}
+
+// settle waits until nginx lists what it should.
+func (d *Demo) settle() {
 	d.env.Await(60*time.Second, "nginx is up to date", func() bool {
 		st, err := d.sys.IngressStatus()
 		return err == nil && !st.Reload.Pending
 	})
-	d.say("the web application serves on node-1 and node-2, node-3 is a standby: http://localhost:%d/ok", d.cfg.Port)
+}
+
+// enable makes the container available, by the command a person would type.
+func (d *Demo) enable() {
+	args := []string{"ha", "enable", workload, "--mode", "replicated", "--replicas", "2", "--grace", "5s"}
+	d.say("$ opfield %s", strings.Join(args, " "))
+	start := time.Now()
+	d.env.Await(20*time.Second, "the container is listed", func() bool { return strings.Contains(d.sys.MustCLI("workloads"), workload) })
+	d.sys.MustCLI(append(args, "--no-wait")...)
+	d.awaitPolicy("it serves on two nodes")
+	d.say("available %.1f s later: the same container on node-1, a copy on %s, a standby with the image on the third node",
+		time.Since(start).Seconds(), strings.Join(d.others(), " and "))
+	d.settle()
+}
+
+// policy is what the demo looks at of `opfield ha get`.
+type policy struct {
+	Health     string
+	Serving    int
+	Operation  *struct{ Type string }
+	Placements []struct {
+		Node  string
+		Ready bool
+	}
+}
+
+func (d *Demo) policy() policy {
+	var p policy
+	if out, err := d.sys.CLI("--json", "ha", "get", workload); err != nil || json.Unmarshal([]byte(out), &p) != nil {
+		return policy{}
+	}
+	return p
+}
+
+func (d *Demo) awaitPolicy(what string) {
+	d.env.Await(healWithin, what, func() bool {
+		p := d.policy()
+		return p.Health == "healthy" && p.Serving == 2 && p.Operation == nil
+	})
+}
+
+// others are the serving nodes but the one that is going to be cut off.
+func (d *Demo) others() []string {
+	var out []string
+	for _, p := range d.policy().Placements {
+		if p.Ready && p.Node != cutNode {
+			out = append(out, p.Node)
+		}
+	}
+	return out
 }
 
 func link(node string) string { return workload + "." + node + "/8080" }
@@ -131,16 +184,23 @@ func (d *Demo) tell(ctx context.Context) error {
 		},
 	})
 	d.say("steady load: 100 GET and 10 POST a second, half of them on new connections")
+	d.enable()
 	if !pause(ctx, warmUp) {
 		return d.sum(d.run.Stop())
 	}
+	before := d.others()
 	at, err := d.cut(cutNode)
 	if err != nil {
 		return err
 	}
 	d.watchCut(cutNode, at)
-	left := cutFor - time.Since(at)
-	if pause(ctx, left) {
+	d.env.Await(healWithin, "another node takes its place", func() bool { return len(d.others()) == 2 })
+	for _, node := range d.others() {
+		if !slices.Contains(before, node) {
+			d.say("%s serves in its place, %.1f s after the cut: two placements again", node, time.Since(at).Seconds())
+		}
+	}
+	if pause(ctx, coolDown) {
 		if err := d.heal(cutNode); err != nil {
 			return err
 		}
@@ -150,7 +210,7 @@ func (d *Demo) tell(ctx context.Context) error {
 		return d.sum(d.run.Stop())
 	}
 	d.interim()
-	d.say("your turn, in another shell: ./bin/opfield demo cut node-2 | heal node-2 | kill-container node-1 | start-container node-1 | stop-relay relay-1 | start-relay relay-1 | status")
+	d.say("your turn, in another shell: ./bin/opfield demo cut node-2 | heal node-2 | kill-container node-2 | stop-relay relay-1 | start-relay relay-1 | status")
 	d.say("Ctrl-C ends the demo and removes everything it made")
 	tick := time.NewTicker(tellEvery)
 	defer tick.Stop()

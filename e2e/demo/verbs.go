@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/docker/docker/api/types/container"
+
 	"github.com/opfield/availability/e2e/system"
 )
 
@@ -36,12 +38,15 @@ func (d *Demo) heal(node string) error {
 	n.Heal()
 	d.say("%s is back on the network", node)
 	d.over(node)
-	if d.apps[node] != nil && d.apps[node].Inspect().State.Running {
-		d.env.Await(20*time.Second, "the link is as before", func() bool {
-			s := d.sys.LinkState(link(node))
-			return s == "open" || s == "closed"
-		})
-		d.say("its link is %s again", d.sys.LinkState(link(node)))
+	d.env.Await(healWithin, "what it ran is reconciled", func() bool {
+		p := d.policy()
+		state := d.sys.LinkState(link(node))
+		return p.Operation == nil && p.Serving == 2 && (state == "open" || state == "closed" || state == "")
+	})
+	if d.sys.LinkState(link(node)) == "open" {
+		d.say("it serves again")
+	} else {
+		d.say("its old copy is stopped and takes no traffic")
 	}
 	return nil
 }
@@ -64,20 +69,29 @@ func (d *Demo) killContainer(node string) error {
 	d.mu.Lock()
 	d.cuts = append(d.cuts, cut{node: node, from: at, to: at.Add(time.Second)})
 	d.mu.Unlock()
-	d.apps[node].Kill("KILL")
+	if err := d.signal(node, "KILL"); err != nil {
+		return err
+	}
 	d.sayAt(at, "the container on %s is killed", node)
-	d.env.Await(5*time.Second, "the link leaves routing", func() bool { return d.sys.LinkState(link(node)) != "open" })
-	d.say("its link is %s", d.sys.LinkState(link(node)))
+	d.env.Await(healWithin, "it serves again", func() bool { return d.sys.LinkState(link(node)) == "open" })
+	d.say("its node has started it again, %.1f s later", time.Since(at).Seconds())
 	return nil
 }
 
-func (d *Demo) startContainer(node string) error {
-	if _, err := d.node(node); err != nil {
+// signal signals the workload's container on a node.
+func (d *Demo) signal(node, signal string) error {
+	n, err := d.node(node)
+	if err != nil {
 		return err
 	}
-	d.apps[node].Start()
-	d.say("the container on %s is started", node)
-	return nil
+	for _, c := range n.Containers() {
+		if c.Labels["opfield.workload"] == workload && c.State == container.StateRunning {
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+			defer cancel()
+			return n.Docker().ContainerKill(ctx, c.ID, signal)
+		}
+	}
+	return fmt.Errorf("no container of %s runs on %s", workload, node)
 }
 
 func (d *Demo) stopRelay(id string) error {
@@ -127,12 +141,6 @@ func (d *Demo) usual(verb string) string {
 				return c.node
 			}
 		}
-	case "start-container":
-		for id, app := range d.apps {
-			if !app.Inspect().State.Running {
-				return id
-			}
-		}
 	}
 	return cutNode
 }
@@ -174,12 +182,11 @@ func (d *Demo) listen(ctx context.Context) (stop func(), err error) {
 	}
 	mux := http.NewServeMux()
 	for name, verb := range map[string]func(string) error{
-		"cut":             func(n string) error { return d.cutAndWatch(n) },
-		"heal":            d.heal,
-		"kill-container":  d.killContainer,
-		"start-container": d.startContainer,
-		"stop-relay":      d.stopRelay,
-		"start-relay":     d.startRelay,
+		"cut":            func(n string) error { return d.cutAndWatch(n) },
+		"heal":           d.heal,
+		"kill-container": d.killContainer,
+		"stop-relay":     d.stopRelay,
+		"start-relay":    d.startRelay,
 	} {
 		mux.HandleFunc("POST /"+name, func(w http.ResponseWriter, r *http.Request) {
 			target := r.URL.Query().Get("target")

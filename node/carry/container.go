@@ -243,7 +243,7 @@ func (k *containers) see(t *task, own []*owned) error {
 			return nil // what was shown last was given back
 		}
 		t.looked(func(o *placement.Observed) {
-			o.Generation, o.Container, o.ContainerID, o.ImageConfig, o.State, o.Ready, o.Reason, o.Role = 0, "", "", "", placement.StateRemoved, false, "", role(t.want.Want)
+			o.Generation, o.Container, o.ImageConfig, o.State, o.Ready, o.Reason, o.Role = 0, "", "", placement.StateRemoved, false, "", role(t.want.Want)
 		})
 		return nil
 	}
@@ -259,7 +259,7 @@ func (k *containers) showOne(t *task, best *owned) error {
 		state = placement.StateStarting
 	}
 	t.looked(func(o *placement.Observed) {
-		o.Generation, o.Container, o.ContainerID, o.ImageConfig, o.State, o.Role = best.generation, best.name(), best.ID, configOf(best, t.want.Image), state, role(t.want.Want)
+		o.Generation, o.Container, o.ImageConfig, o.State, o.Role = best.generation, best.ID, configOf(best, t.want.Image), state, role(t.want.Want)
 		o.ImageReady = o.ImageReady || t.want.Image.Config != "" && best.Image == t.want.Image.Config
 	})
 	if best.running() {

@@ -26,6 +26,8 @@ type Store interface {
 type Nodes interface {
 	Connected() bool
 	FollowReports(ctx context.Context, fn func(placement.NodeReport)) error
+	// AskReport asks for a report beside those that come by themselves.
+	AskReport(node string) error
 	Inspect(ctx context.Context, node, container string) (placement.Captured, error)
 }
 
@@ -45,17 +47,24 @@ type Fleet interface {
 	// IngressLinks returns the links of every ingress node that was heard
 	// within the time.
 	IngressLinks(within time.Duration) [][]LinkState
+	// Generation returns the largest generation of the workload in any health
+	// event, also in those from before its present policy.
+	Generation(workload string) uint64
 	// ConfirmLost takes an operator's word that a silent node is lost (LOS-4).
 	ConfirmLost(node string) error
 }
 
-// Config configures an Engine. Everything but Timing, Revoke, Instance and
-// Registerer is required.
+// Config configures an Engine. Everything but Timing, Revoke, Instance,
+// Alone and Registerer is required.
 type Config struct {
 	Store    Store
 	Nodes    Nodes
 	Fleet    Fleet
 	Instance string // of this controller, for the lease of the leader; empty: chosen
+	// Alone: no other controller can exist, because the one process that may
+	// be this controller holds the NATS server itself. The lease of the
+	// process before is then taken at once: it cannot be at work any more.
+	Alone bool
 	// Revoke takes a node's identity away when it is removed; nil: refused.
 	Revoke     func(ctx context.Context, node string) error
 	Timing     policy.Timing // zero: policy.DefaultTiming
@@ -75,9 +84,12 @@ const (
 	lookEvery = 100 * time.Millisecond
 	// passEvery is how often every policy is looked at (LOS-2).
 	passEvery = 15 * time.Second
-	// repairEvery is how often the nodes' records are compared with what is
-	// stored.
+	// repairEvery is how often the nodes' records and the members of routing
+	// are compared with what is stored.
 	repairEvery = 60 * time.Second
+	// askEvery is how often a node that is online and was not heard is asked
+	// for its report.
+	askEvery    = time.Second
 	storeWithin = 10 * time.Second
 	// againAfter is the wait after the store refused or did not answer.
 	againAfter = 500 * time.Millisecond
@@ -85,4 +97,6 @@ const (
 	inspectWithin = 10 * time.Second
 	// maxRounds bounds the decisions about one policy without news between.
 	maxRounds = 16
+	// keepParallel bounds the nodes whose records are written at once.
+	keepParallel = 8
 )

@@ -30,6 +30,7 @@ type entry struct {
 	dirty    bool
 	motion   bool // something moves: links are looked at
 	observed map[string]placement.Observed
+	offered  bool          // nothing changed when a free slot was offered last
 	changed  chan struct{} // closed at the next change of what is shown
 	outside  map[string]uint64
 }
@@ -38,21 +39,23 @@ type entry struct {
 type Engine struct {
 	cfg     Config // fixed after New
 	metrics *metrics
-	calls   chan func(context.Context) // requests, run by the loop
-	reports chan placement.NodeReport
+	// Requests, run by the loop. What they return is an error of the store.
+	calls    chan func(context.Context) error
+	reports  chan placement.NodeReport
+	keepSoon chan struct{}
 
 	mu       sync.Mutex // guards what follows
 	leading  bool
 	policies map[string]*entry
-	nodes    map[string]placement.NodeReport // the newest of each
-	settings map[string]nodeSettings         // what operators decided about nodes
-	members  map[string]string               // as stored, by workload
-	ended    map[string]*entry               // what is kept of policies that ended
-
-	// Owned by the loop.
-	records map[string]map[string]placement.Desired // wanted, by node and workload
-	unkept  map[string]bool                         // nodes whose records are to be written
-	swaps   map[string]uint64                       // revisions of the nodes' settings
+	nodes    map[string]placement.NodeReport         // the newest of each
+	settings map[string]nodeSettings                 // what operators decided about nodes
+	members  map[string]string                       // as stored, by workload
+	swaps    map[string]uint64                       // revisions of the nodes' settings
+	damaged  map[string]bool                         // workloads whose stored policies cannot be used
+	past     map[string]uint64                       // largest number of policies that ended, by workload
+	all      bool                                    // every policy is to be looked at
+	records  map[string]map[string]placement.Desired // wanted, by node and workload
+	unkept   map[string]bool                         // nodes whose records are to be written
 }
 
 // New checks the configuration and starts nothing.
@@ -71,7 +74,8 @@ func New(cfg Config) (*Engine, error) {
 		cfg.Instance = hex.EncodeToString(id[:])
 	}
 	return &Engine{
-		cfg: cfg, metrics: newMetrics(cfg.Registerer), calls: make(chan func(context.Context)), reports: make(chan placement.NodeReport, 256),
+		cfg: cfg, metrics: newMetrics(cfg.Registerer), calls: make(chan func(context.Context) error), reports: make(chan placement.NodeReport, 256),
+		keepSoon: make(chan struct{}, 1), past: map[string]uint64{}, records: map[string]map[string]placement.Desired{}, unkept: map[string]bool{},
 		policies: map[string]*entry{}, nodes: map[string]placement.NodeReport{}, settings: map[string]nodeSettings{}, members: map[string]string{},
 	}, nil
 }
@@ -98,10 +102,15 @@ func (e *Engine) lead(ctx context.Context) error {
 	}
 	e.cfg.Logger.Info("this controller decides about policies", "instance", e.cfg.Instance, "policies", len(e.policies))
 	defer e.resign()
+	keeping, cancel := context.WithCancel(ctx)
+	kept := make(chan struct{})
+	go func() { defer close(kept); e.keep(keeping) }()
+	defer func() { cancel(); <-kept }()
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
-	var passed, repaired time.Time
+	passed, asked, repaired := time.Time{}, time.Now(), time.Now() // what is stored was read just now
 	var nodes map[string]policy.Node
+	e.ask(e.cfg.Fleet.PolicyNodes(), anyNode) // what came while nobody listened is lost
 	for {
 		select {
 		case <-ctx.Done():
@@ -117,27 +126,65 @@ func (e *Engine) lead(ctx context.Context) error {
 				}
 			}
 		case call := <-e.calls:
-			call(ctx)
+			if err := call(ctx); err != nil {
+				return err
+			}
 		case <-look.C:
 		}
 		now := time.Now()
+		if now.Sub(repaired) >= repairEvery {
+			if err := e.repair(ctx); err != nil {
+				return err
+			}
+			repaired = now
+		}
 		fresh := e.cfg.Fleet.PolicyNodes()
-		all := now.Sub(passed) >= passEvery || !alike(nodes, fresh)
+		all := e.takeAll() || now.Sub(passed) >= passEvery || !alike(nodes, fresh)
 		nodes = fresh
+		if now.Sub(asked) >= askEvery {
+			asked = now
+			e.ask(nodes, e.unheard)
+		}
 		if all {
 			passed = now
 		}
 		if err := e.pass(ctx, now, nodes, all); err != nil {
 			return err
 		}
-		if now.Sub(repaired) >= repairEvery {
-			repaired = now
-			for node := range e.records {
-				e.unkept[node] = true
-			}
-		}
-		e.keep(ctx)
+		e.wakeKeeper()
 	}
+}
+
+// ask asks nodes that are online for their reports.
+func (e *Engine) ask(nodes map[string]policy.Node, which func(node string) bool) {
+	for id, n := range nodes {
+		if n.State != policy.NodeOnline || !which(id) {
+			continue
+		}
+		if err := e.cfg.Nodes.AskReport(id); err != nil {
+			e.cfg.Logger.Debug("a node is asked for its report later", "node", id, "err", err)
+			return
+		}
+	}
+}
+
+// unheard reports whether the node has not told anything yet.
+func (e *Engine) unheard(node string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	_, heard := e.nodes[node]
+	return !heard
+}
+
+func anyNode(string) bool { return true }
+
+// takeAll reports whether every policy is to be looked at, once.
+func (e *Engine) takeAll() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	all := e.all
+	e.all = false
+	return all
 }
 
 // alike reports whether nothing about the nodes changed that policies react
@@ -148,189 +195,35 @@ func alike(a, b map[string]policy.Node) bool {
 	})
 }
 
-// load reads everything that is stored.
-func (e *Engine) load(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, storeWithin)
-	defer cancel()
-	docs, err := e.cfg.Store.Read(ctx, bus.BucketPolicies)
-	if err != nil {
-		return err
-	}
-	members, err := e.cfg.Store.Read(ctx, bus.BucketMembers)
-	if err != nil {
-		return err
-	}
-	settings, err := e.cfg.Store.Read(ctx, bus.BucketNodes)
-	if err != nil {
-		return err
-	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	before := e.policies
-	e.policies = make(map[string]*entry, len(docs))
-	e.ended = map[string]*entry{}
-	e.members, e.settings, e.swaps = map[string]string{}, map[string]nodeSettings{}, map[string]uint64{}
-	e.records, e.unkept = map[string]map[string]placement.Desired{}, map[string]bool{}
-	for key, v := range docs {
-		var doc policy.Document
-		if err := json.Unmarshal(v.Value, &doc); err != nil || doc.Workload != key {
-			e.cfg.Logger.Error("stored policy cannot be read and is left alone", "workload", key, "err", err)
-			continue
-		}
-		if doc.Ended {
-			e.ended[key] = &entry{doc: doc, revision: v.Revision}
-			continue
-		}
-		e.enter(doc, v.Revision)
-	}
-	for key, v := range members {
-		e.members[key] = string(v.Value)
-	}
-	for key, v := range settings {
-		var s nodeSettings
-		if err := json.Unmarshal(v.Value, &s); err != nil {
-			e.cfg.Logger.Error("stored settings of a node cannot be read", "node", key, "err", err)
-			continue
-		}
-		e.settings[key], e.swaps[key] = s, v.Revision
-	}
-	for node := range e.cfg.Fleet.PolicyNodes() {
-		e.unkept[node] = true // a record may be left that belongs to nothing
-	}
-	for _, r := range e.nodes {
-		e.spread(r)
-	}
-	for _, old := range before {
-		close(old.changed)
-	}
-	e.leading = true
-	e.metrics.leading.Set(1)
-	return nil
-}
-
-// resign ends the turn as the leader.
-func (e *Engine) resign() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.leading = false
-	e.metrics.leading.Set(0)
-}
-
-// enter adds or replaces a policy; mu is held.
-func (e *Engine) enter(doc policy.Document, revision uint64) *entry {
-	en := e.policies[doc.Workload]
-	if en == nil {
-		en = &entry{observed: map[string]placement.Observed{}, changed: make(chan struct{}), outside: map[string]uint64{}}
-		e.policies[doc.Workload] = en
-		for _, r := range e.nodes {
-			for _, o := range r.Placements {
-				if o.Workload == doc.Workload {
-					en.observed[r.Node] = o
-				}
-			}
-		}
-	}
-	en.doc, en.revision, en.dirty = doc, revision, true
-	en.motion = moves(&doc)
-	e.record(&doc)
-	return en
-}
-
-// record takes over what a document wants of nodes; mu is held.
-func (e *Engine) record(doc *policy.Document) {
-	want := doc.Desired()
-	for node, all := range e.records {
-		if _, still := want[node]; !still {
-			if _, had := all[doc.Workload]; had {
-				delete(all, doc.Workload)
-				e.unkept[node] = true
-			}
-		}
-	}
-	for node, d := range want {
-		if e.records[node] == nil {
-			e.records[node] = map[string]placement.Desired{}
-		}
-		if e.records[node][doc.Workload].Revision != d.Revision {
-			e.records[node][doc.Workload] = d
-			e.unkept[node] = true
-		}
-	}
-}
-
-// moves reports whether links or streams decide what is next.
-func moves(doc *policy.Document) bool {
-	for _, op := range doc.Operations {
-		if op.Status == policy.Running {
-			return true
-		}
-	}
-	return slices.ContainsFunc(doc.Placements, func(p policy.Placement) bool { return p.Want == placement.WantDraining })
-}
-
-// learn takes a node's report.
-func (e *Engine) learn(r placement.NodeReport) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.nodes[r.Node] = r
-	e.spread(r)
-}
-
-// spread hands the report's placements to their policies; mu is held.
-func (e *Engine) spread(r placement.NodeReport) {
-	told := map[string]bool{}
-	for _, o := range r.Placements {
-		told[o.Workload] = true
-		en := e.policies[o.Workload]
-		if en == nil {
-			continue
-		}
-		if before, known := en.observed[r.Node]; known && sameObserved(before, o) {
-			continue
-		}
-		en.observed[r.Node] = o
-		en.dirty = true
-		e.touched(en)
-		if o.Outside != "" && o.OutsideNumber > en.outside[r.Node] {
-			en.outside[r.Node] = o.OutsideNumber
-			e.audit("changed by hand and repaired", "workload", o.Workload, "node", r.Node, "what", o.Outside)
-		}
-	}
-	for name, en := range e.policies {
-		if _, known := en.observed[r.Node]; known && !told[name] {
-			delete(en.observed, r.Node)
-			en.dirty = true
-			e.touched(en)
-		}
-	}
-}
-
-// touched wakes whoever watches the policy; mu is held.
-func (e *Engine) touched(en *entry) {
-	close(en.changed)
-	en.changed = make(chan struct{})
-}
-
-func sameObserved(a, b placement.Observed) bool {
-	x, err := json.Marshal(a)
-	if err != nil {
-		return false
-	}
-	y, err := json.Marshal(b)
-	return err == nil && string(x) == string(y)
+// audit logs what happened without a user's request, or in answer to one
+// (OBS-2).
+func (e *Engine) audit(what string, args ...any) {
+	e.cfg.Logger.Info(what, append([]any{"audit", true}, args...)...)
 }
 
 func (e *Engine) store(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, storeWithin)
 }
 
-// pass decides about every policy that something happened to.
+// pass decides about every policy that something happened to, then about those
+// that want a slot, in the order in which they get one (OPS-2).
 func (e *Engine) pass(ctx context.Context, now time.Time, nodes map[string]policy.Node, all bool) error {
 	start := time.Now()
+	due, queue := e.due(now, all)
+	if len(due) == 0 && len(queue) == 0 {
+		return nil
+	}
 	w := e.look(now, nodes)
-	due := e.due(now, all)
 	for _, name := range due {
 		if err := e.decide(ctx, now, name, w); err != nil {
+			return err
+		}
+	}
+	for _, c := range queue {
+		if !c.due && !w.free() {
+			continue
+		}
+		if err := e.decide(ctx, now, c.name, w); err != nil {
 			return err
 		}
 	}
@@ -340,33 +233,40 @@ func (e *Engine) pass(ctx context.Context, now time.Time, nodes map[string]polic
 	return nil
 }
 
-// due returns the policies to decide about: those that claim a slot last, in
-// the order in which they get one (OPS-2).
-func (e *Engine) due(now time.Time, all bool) []string {
+// queued is a policy that claims a slot.
+type queued struct {
+	name string
+	due  bool // it is decided about also if no slot is free
+}
+
+// due returns the policies to decide about, and apart from them those that
+// claim a slot, in the order in which they get one. One that could do nothing
+// with a free slot is not among those until something happens to it.
+func (e *Engine) due(now time.Time, all bool) ([]string, []queued) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var out []string
-	var queue []policy.Claimant
-	running := 0
+	var claims []policy.Claimant
+	var queue []queued
+	news := map[string]bool{}
 	for name, en := range e.policies {
-		c, has, wants := en.doc.Claim(now)
-		if has {
-			running++
-		}
-		if wants {
-			queue = append(queue, c)
-		}
-		if all || en.dirty || en.motion || !en.next.IsZero() && !now.Before(en.next) {
+		claim, _, wants := en.doc.Claim(now)
+		due := all || en.dirty || en.motion || !en.next.IsZero() && !now.Before(en.next)
+		switch {
+		case wants && due:
+			news[name] = true
+			claims = append(claims, claim)
+		case wants && !en.offered:
+			claims = append(claims, claim)
+		case due:
 			out = append(out, name)
 		}
 	}
 	slices.Sort(out)
-	claimants := policy.Grant(queue, 0, len(queue))
-	if running >= policy.MaxLimited {
-		claimants = nil // nobody can begin: they are not looked at for that
+	for _, name := range policy.Grant(claims, 0, len(claims)) {
+		queue = append(queue, queued{name, news[name]})
 	}
-	out = slices.DeleteFunc(out, func(name string) bool { return slices.Contains(claimants, name) })
-	return append(out, claimants...)
+	return out, queue
 }
 
 // decide decides about one policy until nothing changes any more.
@@ -384,14 +284,14 @@ func (e *Engine) decide(ctx context.Context, now time.Time, name string, w *surr
 
 		e.metrics.decisions.Inc()
 		plan := policy.Decide(now, doc, world)
-		if !plan.Changed {
+		if !plan.Changed && !plan.Over {
 			e.mu.Lock()
-			en.next, en.dirty, en.motion = plan.Next, false, moves(&en.doc)
+			en.next, en.dirty, en.motion, en.offered = plan.Next, false, moves(&en.doc), world.Slot
 			e.mu.Unlock()
 			return e.route(ctx, name)
 		}
 		if plan.Over {
-			return e.end(ctx, name, revision, &doc, plan)
+			return e.end(ctx, name, plan, revision)
 		}
 		next, err := e.save(ctx, &plan.Document, revision)
 		if err != nil {
@@ -421,6 +321,33 @@ func (e *Engine) save(ctx context.Context, doc *policy.Document, revision uint64
 	ctx, cancel := e.store(ctx)
 	defer cancel()
 	return e.cfg.Store.Swap(ctx, bus.BucketPolicies, doc.Workload, data, revision)
+}
+
+// end removes a policy of which nothing is left. It is stored that nothing is
+// left before it is deleted: only who may write it may delete it.
+func (e *Engine) end(ctx context.Context, name string, plan policy.Plan, revision uint64) error {
+	if _, err := e.save(ctx, &plan.Document, revision); err != nil {
+		return err
+	}
+	call, cancel := e.store(ctx)
+	defer cancel()
+	for _, bucket := range []string{bus.BucketMembers, bus.BucketPolicies} { // routing first: the policy knows what is left
+		if err := e.cfg.Store.Delete(call, bucket, name); err != nil {
+			return err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if en := e.policies[name]; en != nil {
+		close(en.changed)
+	}
+	delete(e.policies, name)
+	delete(e.members, name)
+	e.past[name] = max(e.past[name], plan.Document.Counter)
+	plan.Document.Placements = nil
+	e.record(&plan.Document)
+	e.audit("policy ended", "workload", name)
+	return nil
 }
 
 // route makes the members of routing what the document says.
@@ -455,24 +382,19 @@ func (e *Engine) route(ctx context.Context, name string) error {
 	return nil
 }
 
-// keep writes the records of the nodes that changed.
-func (e *Engine) keep(ctx context.Context) {
-	e.mu.Lock()
-	work := make(map[string]map[string]placement.Desired, len(e.unkept))
-	for node := range e.unkept {
-		work[node] = maps.Clone(e.records[node])
+// tell logs what was decided.
+func (e *Engine) tell(name string, before *policy.Document, plan *policy.Plan) {
+	for _, ev := range plan.Events {
+		e.audit(ev.Text, "workload", name, "operation", ev.Operation, "node", ev.Node, "code", string(ev.Code))
 	}
-	clear(e.unkept)
-	e.mu.Unlock()
-	for _, node := range slices.Sorted(maps.Keys(work)) {
-		call, cancel := e.store(ctx)
-		err := e.cfg.Store.KeepDesired(call, node, work[node])
-		cancel()
-		if err != nil {
-			e.cfg.Logger.Warn("a node's records are written again later", "node", node, "err", err)
-			e.mu.Lock()
-			e.unkept[node] = true
-			e.mu.Unlock()
+	last := ""
+	if len(before.History) > 0 {
+		last = before.History[0].ID
+	}
+	for _, op := range plan.Document.History {
+		if op.ID == last {
+			break
 		}
+		e.metrics.operations.WithLabelValues(string(op.Type), string(op.Status)).Inc()
 	}
 }

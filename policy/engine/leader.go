@@ -23,15 +23,16 @@ const (
 
 // lease is the record.
 type lease struct {
-	Instance string `json:"instance"`
-	Number   uint64 `json:"number"` // of the renewal
+	Instance string `json:"instance"` // empty: nobody leads
+	Number   uint64 `json:"number"`   // of the renewal
 }
 
 // compete takes the lease, leads while it holds it, and begins again.
 func (e *Engine) compete(ctx context.Context) error {
-	var seen uint64     // revision of the record
-	var since time.Time // when it was seen first
-	var mine uint64     // our last number
+	alone := e.cfg.Alone // the first record there is is that of the process before
+	var seen uint64      // revision of the record
+	var since time.Time  // when it was seen first
+	var mine uint64      // our last number
 	for ctx.Err() == nil {
 		held, revision, err := e.readLease(ctx)
 		switch {
@@ -39,9 +40,10 @@ func (e *Engine) compete(ctx context.Context) error {
 			if !e.cfg.Nodes.Connected() {
 				since = time.Now() // what was not seen cannot have been silent
 			}
-		case held.Instance == "" || held.Instance == e.cfg.Instance || revision == seen && time.Since(since) >= takeoverAfter:
+		case alone || held.Instance == "" || held.Instance == e.cfg.Instance || revision == seen && time.Since(since) >= takeoverAfter:
 			mine++
-			if next, err := e.writeLease(ctx, mine, revision); err == nil {
+			if next, err := e.writeLease(ctx, lease{e.cfg.Instance, mine}, revision); err == nil {
+				alone = false
 				e.hold(ctx, &mine, next)
 				seen, since = 0, time.Now()
 				continue
@@ -72,7 +74,7 @@ func (e *Engine) idle(ctx context.Context, d time.Duration) {
 		case call := <-e.calls:
 			stopped, cancel := context.WithCancelCause(ctx)
 			cancel(errNotLeading)
-			call(stopped)
+			_ = call(stopped) // refused
 		}
 	}
 }
@@ -95,7 +97,7 @@ func (e *Engine) hold(ctx context.Context, number *uint64, revision uint64) {
 			case <-tick.C:
 			}
 			*number++
-			next, err := e.writeLease(turn, *number, revision)
+			next, err := e.writeLease(turn, lease{e.cfg.Instance, *number}, revision)
 			switch {
 			case err == nil:
 				revision, last = next, time.Now()
@@ -121,6 +123,25 @@ func (e *Engine) hold(ctx context.Context, number *uint64, revision uint64) {
 	}
 	cancel()
 	<-done
+	if ctx.Err() != nil {
+		e.release(context.WithoutCancel(ctx), *number, revision)
+	}
+}
+
+// release gives the lease up, so that nobody waits for it to run out. Nothing
+// is written any more by this turn.
+func (e *Engine) release(ctx context.Context, number, revision uint64) {
+	free := lease{Number: number + 1}
+	_, err := e.writeLease(ctx, free, revision)
+	if errors.Is(err, bus.ErrConflict) { // by a renewal of ours that was under way, or by another controller
+		held, now, readErr := e.readLease(ctx)
+		if readErr == nil && held.Instance == e.cfg.Instance {
+			_, err = e.writeLease(ctx, free, now)
+		}
+	}
+	if err != nil {
+		e.cfg.Logger.Debug("the lease of the leader runs out by itself", "err", err)
+	}
 }
 
 func (e *Engine) readLease(ctx context.Context) (lease, uint64, error) {
@@ -138,10 +159,10 @@ func (e *Engine) readLease(ctx context.Context) (lease, uint64, error) {
 	return l, entry.Revision, err
 }
 
-func (e *Engine) writeLease(ctx context.Context, number, revision uint64) (uint64, error) {
+func (e *Engine) writeLease(ctx context.Context, l lease, revision uint64) (uint64, error) {
 	ctx, cancel := context.WithTimeout(ctx, renewWithin)
 	defer cancel()
-	data, err := json.Marshal(lease{e.cfg.Instance, number})
+	data, err := json.Marshal(l)
 	if err != nil {
 		return 0, err
 	}

@@ -18,15 +18,21 @@ import (
 // ErrNotReady is the cause of a request that came before this controller led.
 var ErrNotReady = errors.New("this controller does not decide about policies yet")
 
-// run runs a request in the loop and waits for it.
+// run runs a request in the loop and waits for it. After an error that is not
+// a refusal it is not known what is stored: the loop reads it again.
 func (e *Engine) run(ctx context.Context, do func(context.Context) error) error {
 	done := make(chan error, 1)
-	call := func(loop context.Context) {
+	call := func(loop context.Context) error {
 		if loop.Err() != nil {
 			done <- fmt.Errorf("%w: %w", ErrNotReady, context.Cause(loop))
-			return
+			return nil
 		}
-		done <- do(loop)
+		err := do(loop)
+		done <- err
+		if _, refused := errors.AsType[*policy.Refusal](err); refused {
+			return nil
+		}
+		return err
 	}
 	select {
 	case e.calls <- call:
@@ -102,32 +108,52 @@ func (e *Engine) Enable(ctx context.Context, req policy.EnableRequest) (policy.O
 	}
 	var op policy.Operation
 	err = e.run(ctx, func(loop context.Context) error {
+		if e.isDamaged(req.Workload) {
+			return &policy.Refusal{Code: policy.CodeExists, Conflict: true,
+				Message: fmt.Sprintf("workload %s has a stored policy that cannot be read, and its placements are left as they are; the controller's log says why", req.Workload)}
+		}
 		el := e.preflight(req, c)
 		if !el.OK() {
 			first := el.Blockers[0]
 			return &policy.Refusal{Code: policy.CodePreflight, Conflict: true, Eligibility: &el,
 				Message: fmt.Sprintf("workload %s cannot be made available: %s", el.Workload, first.Message)}
 		}
-		doc := policy.NewDocument(time.Now(), el, c)
-		revision := uint64(0)
-		e.mu.Lock()
-		if before := e.ended[el.Workload]; before != nil {
-			doc.After(before.doc)
-			revision = before.revision
-		}
-		e.mu.Unlock()
-		revision, err := e.save(loop, &doc, revision)
+		doc := policy.NewDocument(time.Now(), el, c, e.base(req.Workload))
+		revision, err := e.save(loop, &doc, 0)
 		if err != nil {
 			return err
 		}
 		e.mu.Lock()
-		delete(e.ended, el.Workload)
 		e.enter(doc, revision)
 		e.mu.Unlock()
 		op = doc.Operations[0]
 		return nil
 	})
 	return op, err
+}
+
+func (e *Engine) isDamaged(workload string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.damaged[workload]
+}
+
+// base returns the largest number that is known to have been in use for the
+// workload: of generations in health events, and of records that nodes still
+// had when they reported.
+func (e *Engine) base(workload string) uint64 {
+	most := e.cfg.Fleet.Generation(workload)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	most = max(most, e.past[workload])
+	for _, r := range e.nodes {
+		for _, o := range r.Placements {
+			if o.Workload == workload {
+				most = max(most, o.Revision, o.Generation)
+			}
+		}
+	}
+	return most
 }
 
 // change applies a request to a document and stores it.
@@ -247,18 +273,22 @@ func (e *Engine) Operations(workload string) ([]policy.Operation, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	en := e.policies[workload]
-	if en == nil {
+	switch {
+	case en == nil && !e.leading:
+		return nil, ErrNotReady
+	case en == nil:
 		return nil, unknown(workload)
 	}
 	return slices.Concat(en.doc.Operations, en.doc.History), nil
 }
 
 // Digests returns the image digests that must stay, by repository (IMG-4);
-// false while this controller does not lead and so does not know them.
+// false while this controller does not lead, or cannot read a policy, and so does
+// not know them.
 func (e *Engine) Digests() (map[string][]string, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.leading {
+	if !e.leading || len(e.damaged) > 0 {
 		return nil, false
 	}
 	out := map[string][]string{}
@@ -281,7 +311,7 @@ func (e *Engine) edit(ctx context.Context, node string, change func(*nodeSetting
 			return unknownNode(node)
 		}
 		e.mu.Lock()
-		s := e.settings[node]
+		s, before := e.settings[node], e.swaps[node]
 		e.mu.Unlock()
 		change(&s)
 		data, err := json.Marshal(s)
@@ -290,7 +320,7 @@ func (e *Engine) edit(ctx context.Context, node string, change func(*nodeSetting
 		}
 		call, cancel := e.store(loop)
 		defer cancel()
-		revision, err := e.cfg.Store.Swap(call, bus.BucketNodes, node, data, e.swaps[node])
+		revision, err := e.cfg.Store.Swap(call, bus.BucketNodes, node, data, before)
 		if err != nil {
 			return err
 		}
@@ -370,11 +400,15 @@ func (e *Engine) RemoveNode(ctx context.Context, node string) error {
 		if err := e.cfg.Revoke(call, node); err != nil {
 			return err
 		}
-		e.mu.Lock() // it may join again, as a new node
+		if err := errors.Join(e.cfg.Store.Delete(call, bus.BucketNodes, node), e.cfg.Store.KeepDesired(call, node, nil)); err != nil {
+			return err
+		}
+		e.mu.Lock()
+		defer e.mu.Unlock()
 		delete(e.settings, node)
 		delete(e.swaps, node)
 		delete(e.nodes, node)
-		e.mu.Unlock()
-		return errors.Join(e.cfg.Store.Delete(call, bus.BucketNodes, node), e.cfg.Store.KeepDesired(call, node, nil))
+		e.all = true
+		return nil
 	})
 }

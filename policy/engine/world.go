@@ -18,10 +18,9 @@ type nodeSettings struct {
 type surroundings struct {
 	now     time.Time
 	nodes   map[string]policy.Node
-	taken   map[string][]share // by workload
-	running map[string]bool    // workloads whose operation has a slot
-	links   [][]LinkState
-	asked   bool // links were asked for
+	taken   map[string][]share       // by workload
+	running map[string]bool          // workloads whose operation has a slot
+	links   map[string][][]LinkState // by workload: of each ingress node that knows it; nil: not asked for
 }
 
 // share is what one placement takes from its node beyond what the node's own
@@ -77,6 +76,9 @@ func (w *surroundings) count(doc *policy.Document, observed map[string]placement
 	}
 }
 
+// free reports whether an operation that counts against the limit may begin.
+func (w *surroundings) free() bool { return len(w.running) < policy.MaxLimited }
+
 func (w *surroundings) add(s share, sign int64) {
 	if n, known := w.nodes[s.node]; known {
 		n.Placements += int(sign)
@@ -110,21 +112,25 @@ func (w *surroundings) world(e *Engine, en *entry) policy.World {
 
 // linksOf says how the links of each placement are on the ingress nodes.
 func (w *surroundings) linksOf(e *Engine, en *entry) (closed, open map[string]bool) {
-	if !w.asked {
-		w.links, w.asked = e.cfg.Fleet.IngressLinks(e.cfg.Timing.IngressSilence), true
+	if w.links == nil {
+		w.links = map[string][][]LinkState{}
+		for _, ingress := range e.cfg.Fleet.IngressLinks(e.cfg.Timing.IngressSilence) {
+			own := map[string][]LinkState{}
+			for _, l := range ingress {
+				own[l.Link.Placement.Workload] = append(own[l.Link.Placement.Workload], l)
+			}
+			for workload, links := range own {
+				w.links[workload] = append(w.links[workload], links)
+			}
+		}
 	}
 	closed, open = map[string]bool{}, map[string]bool{}
 	for _, p := range en.doc.Placements {
 		closed[p.Node], open[p.Node] = true, true
 	}
-	for _, ingress := range w.links {
-		knows := false
+	for _, links := range w.links[en.doc.Workload] {
 		leads := map[string]bool{}
-		for _, l := range ingress {
-			if l.Link.Placement.Workload != en.doc.Workload {
-				continue
-			}
-			knows = true
+		for _, l := range links {
 			if l.Open {
 				leads[l.Link.Placement.Node] = true
 			}
@@ -132,7 +138,7 @@ func (w *surroundings) linksOf(e *Engine, en *entry) (closed, open map[string]bo
 		for node := range closed {
 			if leads[node] {
 				closed[node] = false
-			} else if knows {
+			} else {
 				open[node] = false
 			}
 		}

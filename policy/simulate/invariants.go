@@ -190,7 +190,7 @@ func (s *run) inspectServing(w *workload, before *policy.Document, world policy.
 	for i := range before.Placements {
 		p := &before.Placements[i]
 		r := s.node(p.Node).copies[w.name]
-		if r == nil || p.Want != placement.WantServing || p.Suspended || r.gen != p.Generation || !r.serves() || world.Nodes[p.Node].State == policy.NodeOffline {
+		if r == nil || p.Want != placement.WantServing || p.Suspended || r.gen != p.Generation || r.restarts < p.Restarts || !r.serves() || world.Nodes[p.Node].State == policy.NodeOffline {
 			continue
 		}
 		q := placementOn(&w.doc, p.Node)

@@ -240,7 +240,7 @@ func (s *run) enable(w *workload) {
 		s.after(10*time.Minute, func() { s.enable(w) })
 		return
 	}
-	w.doc, w.exists, w.observed = policy.NewDocument(s.now, e, captured), true, map[string]placement.Observed{}
+	w.doc, w.exists, w.observed = policy.NewDocument(s.now, e, captured, 0), true, map[string]placement.Observed{}
 	w.changed = s.now
 	s.log("user: enable %s on %s, %s", w.name, origin.id, describe(settings))
 	s.publish(w)

@@ -15,38 +15,15 @@ func captured(node string) (policy.Eligibility, placement.Captured) {
 		placement.Captured{Node: node, Kind: placement.KindContainer, ID: "c1", Name: "web", Spec: []byte(`{}`), RestartPolicy: "always"}
 }
 
-// A policy that follows another begins above everything that the one before
-// numbered: nobody goes back to an older generation of a placement.
-func TestAfter(t *testing.T) { // EVT-3, LOS-3, DIS-1
-	now := time.Unix(1000, 0)
-	el, c := captured("node-1")
-	before := policy.NewDocument(now, el, c)
-	before.Counter = 40
-	kept := before.End()
-	require.True(t, kept.Ended)
-	require.Empty(t, kept.Placements)
-
-	doc := policy.NewDocument(now, el, c)
-	doc.After(kept)
-	p := doc.Placements[0]
-	require.Equal(t, doc.Current, p.Generation)
-	require.Equal(t, doc.Current, doc.Versions[0].Generation)
-	require.Equal(t, doc.Current, p.AdoptedAt)
-	require.Greater(t, doc.Current, kept.Counter)
-	require.Greater(t, p.Revision, kept.Counter)
-	require.Greater(t, doc.Counter, doc.Current)
-	require.NotEqual(t, before.Operations[0].ID, doc.Operations[0].ID)
-}
-
 // The result of a disable names what stays, from its beginning on: the policy
 // is gone with its end.
 func TestDisable_Result(t *testing.T) { // STP-2, DIS-1
 	now := time.Unix(1000, 0)
 	el, c := captured("node-1")
-	doc := policy.NewDocument(now, el, c)
+	doc := policy.NewDocument(now, el, c, 0)
 	doc.Operations, doc.Routed = nil, true
 	doc.Versions[0].Image.Digest = "sha256:1"
-	doc.Placements = append(doc.Placements, policy.Placement{Node: "node-2", Want: placement.WantServing, Generation: 1, Revision: 3, Since: now})
+	doc.Placements = append(doc.Placements, policy.Placement{Node: "node-2", Want: placement.WantServing, Generation: 1, Revision: 3, Asked: 3, Since: now})
 	w := policy.World{Nodes: map[string]policy.Node{}, Observed: map[string]placement.Observed{}, Timing: policy.DefaultTiming(), Slot: true}
 	for i, p := range doc.Placements {
 		w.Nodes[p.Node] = policy.Node{ID: p.Node, State: policy.NodeOnline, Known: true}
