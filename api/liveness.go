@@ -24,6 +24,10 @@ const (
 // (every 2 s) are missing and a second has passed.
 const silentAfter = 5 * time.Second
 
+// quietAfter is when a process that is not silent yet has missed a message:
+// nodes that went silent together are noticed up to 2 s after each other.
+const quietAfter = 2500 * time.Millisecond
+
 // seen is the newest status of a process and when it arrived by our clock.
 type seen struct {
 	status bus.Status
@@ -63,7 +67,7 @@ func judge(now, heard time.Time, nodes []string, processes map[identity.Name]see
 	}
 	out := map[string]verdict{}
 	var lost []string
-	alive := 0
+	alive, quiet := 0, 0
 	for _, node := range nodes {
 		name := identity.Name{Role: identity.RoleNode, ID: node}
 		relay, held := sessions[node]
@@ -71,7 +75,11 @@ func judge(now, heard time.Time, nodes []string, processes map[identity.Name]see
 		switch {
 		case fresh(name):
 			out[node] = verdict{Online, ""}
-			alive++
+			if now.Sub(processes[name].at) < quietAfter {
+				alive++
+			} else {
+				quiet++
+			}
 		case heard.IsZero() || now.Sub(heard) < silentAfter:
 			out[node] = verdict{NotReporting, "the controller itself is not, or only just, connected to NATS"}
 			if !known {
@@ -89,7 +97,7 @@ func judge(now, heard time.Time, nodes []string, processes map[identity.Name]see
 		}
 	}
 	// Most nodes at once: it is more likely us than them (LOS-4).
-	if len(lost) >= 2 && len(lost) > alive {
+	if gone := len(lost) + quiet; gone >= 2 && gone > alive {
 		for _, node := range lost {
 			out[node] = verdict{NotReporting, "most nodes went silent together; the controller suspects itself"}
 		}

@@ -23,7 +23,7 @@ func holding(nodes ...string) bus.Status {
 
 func TestJudge(t *testing.T) { // LOS-1, LOS-4
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	old, fresh, long := now.Add(-6*time.Second), now.Add(-4*time.Second), now.Add(-time.Hour)
+	old, quiet, fresh, long := now.Add(-6*time.Second), now.Add(-4*time.Second), now.Add(-2*time.Second), now.Add(-time.Hour)
 	for label, tc := range map[string]struct {
 		heard     time.Time
 		processes map[identity.Name]seen
@@ -47,6 +47,10 @@ func TestJudge(t *testing.T) { // LOS-1, LOS-4
 			map[string]Liveness{"a": Offline, "b": Online}},
 		"most at once": {long, map[identity.Name]seen{node("a"): {at: old}, node("b"): {at: old}, node("c"): {at: fresh}}, nil,
 			map[string]Liveness{"a": NotReporting, "b": NotReporting, "c": Online}},
+		"most at once, and one is noticed first": {long, map[identity.Name]seen{node("a"): {at: old}, node("b"): {at: quiet}, node("c"): {at: fresh}}, nil,
+			map[string]Liveness{"a": NotReporting, "b": Online, "c": Online}},
+		"one of them was late only": {long, map[identity.Name]seen{node("a"): {at: old}, node("b"): {at: fresh}, node("c"): {at: fresh}}, map[string]Liveness{"a": NotReporting},
+			map[string]Liveness{"a": Offline, "b": Online, "c": Online}},
 		"one after the other": {long, map[identity.Name]seen{node("a"): {at: old}, node("b"): {at: old}, node("c"): {at: fresh}}, map[string]Liveness{"a": Offline},
 			map[string]Liveness{"a": Offline, "b": Offline, "c": Online}},
 		"fewer than those that live": {long, map[identity.Name]seen{node("a"): {at: old}, node("b"): {at: old}, node("c"): {at: fresh}, node("d"): {at: fresh}}, nil,

@@ -42,6 +42,7 @@ type ProcessView struct {
 // NodeView is a node.
 type NodeView struct {
 	ID         string                   `json:"id"`
+	Name       string                   `json:"name,omitempty"` // that an operator gave it, for people
 	State      Liveness                 `json:"state"`
 	Since      time.Time                `json:"since,omitzero"`
 	Reason     string                   `json:"reason,omitempty"`
@@ -120,7 +121,7 @@ func (s *Server) drained(nodes []NodeView) {
 		known[n.ID] = n
 	}
 	for i := range nodes {
-		nodes[i].Drained = known[nodes[i].ID].Drained
+		nodes[i].Drained, nodes[i].Name = known[nodes[i].ID].Drained, known[nodes[i].ID].Name
 	}
 }
 

@@ -100,6 +100,7 @@ type Agent struct {
 	unsaved    bool // state is newer than its file
 	counter    uint64
 	announced  map[string]placement.Event // by workload
+	owned      map[string]bool            // it was managed when it was announced last
 	registered int                        // how many of them Links was told last
 	whole      bool                       // a whole list was read: what is missing does not exist
 }
@@ -122,7 +123,7 @@ func New(config Config) (*Agent, error) {
 	}
 	a := &Agent{
 		config: config, metrics: newMetrics(config.Registerer), wake: make(chan struct{}, 1), probes: map[probeKey]*probe{}, asked: map[string]string{}, gone: map[string]placement.Sequence{},
-		announced: map[string]placement.Event{}, status: Status{Docker: "not asked yet"},
+		announced: map[string]placement.Event{}, owned: map[string]bool{}, status: Status{Docker: "not asked yet"},
 	}
 	if config.Managed == nil {
 		a.config.Managed = unmanaged{}
@@ -299,10 +300,14 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 	for _, p := range found {
 		workload := p.Event.Workload
 		present[workload] = true
+		_, owned := managed[workload]
+		if !owned {
+			p.Event.Generation = a.state.Generations[workload]
+		}
 		before, known := a.announced[workload]
 		missing := a.certificate(ctx, helpers, workload)
 		looking := unseen(p, snapshot.Containers, containers, managed)
-		if known && looking && before.Ready && before.Generation == 0 && p.Event.Generation > 0 {
+		if known && looking && before.Ready && owned && before.Generation < p.Event.Generation && !a.owned[workload] {
 			// A discovered placement becomes a managed one and goes on: its
 			// ports are looked at first (ENA-1).
 			a.keepTargets(targets, workload)
@@ -322,6 +327,7 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 		if !known || again || !alike(before, p.Event) {
 			changed = append(changed, a.stamp(p.Event))
 		}
+		a.owned[workload] = owned
 	}
 	for workload, m := range managed {
 		if !m.Looked { // nothing changes by that
@@ -333,6 +339,7 @@ func (a *Agent) reconcile(ctx context.Context, helpers *sync.WaitGroup) error {
 	if a.whole {
 		for _, workload := range a.state.Workloads {
 			if before, known := a.announced[workload]; !present[workload] && (!known || again || before.State != placement.StateRemoved) {
+				before.Generation = max(before.Generation, a.state.Generations[workload])
 				changed = append(changed, a.stamp(removed(placement.ID{Workload: workload, Node: a.config.Node}, before)))
 			}
 		}
@@ -412,6 +419,9 @@ func (unmanaged) Owned(string) bool                             { return false }
 func (a *Agent) announce(ctx context.Context, changed, waiting []placement.Event, targets map[placement.LinkID][]netip.AddrPort, status Status) error {
 	for _, e := range changed {
 		a.announced[e.Workload] = e
+		if e.Generation > a.state.Generations[e.Workload] {
+			a.state.Generations[e.Workload], a.unsaved = e.Generation, true
+		}
 	}
 	byName := func(x, y placement.Event) int { return cmp.Compare(x.Placement, y.Placement) }
 	all := slices.SortedFunc(maps.Values(a.announced), byName)

@@ -53,6 +53,13 @@ func (m *managed) set(workload string, one discovery.Managed) {
 	m.agent.ManagedChanged()
 }
 
+func (m *managed) drop(workload string) {
+	m.mu.Lock()
+	delete(m.all, workload)
+	m.mu.Unlock()
+	m.agent.ManagedChanged()
+}
+
 func (h *harness) startManaged() *managed {
 	h.t.Helper()
 	m := &managed{all: map[string]discovery.Managed{}}
@@ -131,6 +138,17 @@ func TestAgent_Managed(t *testing.T) { // ENA-1, RDY-3, MOD-4
 	next.Container, next.Kept = "", false
 	m.set("web", next)
 	h.await("removed", func() bool { return h.last("web").State == placement.StateRemoved })
+	require.EqualValues(t, 2, h.last("web").Generation)
+	// A container that nothing manages any more is announced after all that,
+	// also by an agent that was started again.
+	m.drop("web")
+	h.engine.Run("c3", labels)
+	h.await("discovered again", func() bool { return h.last("web").State != placement.StateRemoved })
+	require.EqualValues(t, 2, h.last("web").Generation)
+	h.stop()
+	first := h.last("web").Sequence
+	h.start()
+	h.await("announced anew", func() bool { return h.last("web").Sequence.Incarnation > first.Incarnation })
 	require.EqualValues(t, 2, h.last("web").Generation)
 	var before placement.Event
 	for _, e := range h.events("web") { // EVT-3

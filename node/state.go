@@ -16,6 +16,9 @@ import (
 type state struct {
 	Incarnation uint64   `json:"incarnation"`
 	Workloads   []string `json:"workloads"` // announced, to be told when they are gone
+	// Generations are the newest of placements that were managed: what follows
+	// them is announced as no older one, or nobody would believe it.
+	Generations map[string]uint64 `json:"generations,omitempty"`
 }
 
 // loadState reads the file. What is unreadable is as good as nothing: the
@@ -28,7 +31,7 @@ func loadState(path string, logger *slog.Logger) state {
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		logger.Warn("state file not readable, beginning anew", "path", path, "err", err)
-		return state{}
+		return state{}.ready()
 	}
 	kept := s.Workloads[:0]
 	for _, w := range s.Workloads {
@@ -37,6 +40,13 @@ func loadState(path string, logger *slog.Logger) state {
 		}
 	}
 	s.Workloads = kept
+	return s.ready()
+}
+
+func (s state) ready() state {
+	if s.Generations == nil {
+		s.Generations = map[string]uint64{}
+	}
 	return s
 }
 

@@ -63,9 +63,8 @@ func (d *Document) desired(p *Placement) placement.Desired {
 		want.Prefetch = &image
 	}
 	if p.Want == placement.WantReleased {
-		want.RestartPolicy = d.Original.RestartPolicy
+		want.Retired, want.RestartPolicy = p.Original && d.survivor() != p.Node, d.Original.RestartPolicy
 	}
-	want.Retired = p.Want == placement.WantReleased && p.Original && d.survivor() != p.Node
 	return want
 }
 

@@ -154,6 +154,9 @@ func (d *decision) disable() {
 		d.finish(Failed, CodeSurvivorUnreachable, "there is no placement on node "+op.Survivor+" any more; choose another survivor")
 		return
 	}
+	if op.Result == "" { // what is left of the policy at the end does not tell it any more
+		op.Result = d.kept(survivor)
+	}
 	if !d.freeSurvivor(survivor) || !d.endOthers(survivor) {
 		return
 	}
@@ -170,15 +173,9 @@ func (d *decision) disable() {
 	}
 	d.doc.Released = true
 	op.Code, op.Message = "", ""
-	if op.Result = "the workload runs on " + survivor.Node; d.doc.Stopped {
-		op.Result = "the workload is stopped on " + survivor.Node
-	}
 	var away []string
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
-		if p.Original && p.Node != survivor.Node {
-			op.Result += "; its original is stopped on " + p.Node
-		}
 		if p.Node != survivor.Node && (p.Want == placement.WantAbsent || p.Original) && !d.online(p.Node) {
 			away = append(away, p.Node)
 		}
@@ -190,6 +187,20 @@ func (d *decision) disable() {
 	}
 	d.finish(status, "", op.Message)
 	d.forget()
+}
+
+// kept says what a disable leaves behind.
+func (d *decision) kept(survivor *Placement) string {
+	text := "the workload runs on " + survivor.Node
+	if d.doc.Stopped {
+		text = "the workload is stopped on " + survivor.Node
+	}
+	for i := range d.doc.Placements {
+		if p := &d.doc.Placements[i]; p.Original && p.Node != survivor.Node {
+			text += "; its original is stopped on " + p.Node
+		}
+	}
+	return text
 }
 
 // freeSurvivor sees to it that the survivor runs, unless the workload is

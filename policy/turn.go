@@ -181,7 +181,7 @@ func (d *decision) archive(op Operation, status Status, code Code, message strin
 	op.Avoid, op.Seen = nil, time.Time{}
 	history := make([]Operation, 0, MaxHistory) // that of the given document stays as it is
 	d.doc.History = append(append(history, op), d.doc.History[:min(len(d.doc.History), MaxHistory-1)]...)
-	d.events = append(d.events, Event{Operation: op.ID, Code: op.Code, Text: fmt.Sprintf("%s %s: %s", op.Type, op.Status, op.Message)})
+	d.events = append(d.events, Event{Operation: op.ID, Code: op.Code, Text: fmt.Sprintf("%s %s: %s", op.Type, op.Status, cmp.Or(op.Message, op.Result))})
 }
 
 // finish ends the operation that is worked on.

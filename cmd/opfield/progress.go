@@ -194,7 +194,7 @@ func (c *client) nextProgress(ctx context.Context, workload, have string, last p
 		}
 	}
 	if prob, ok := errors.AsType[*api.Problem](err); ok && prob.Status == http.StatusNotFound && last.Operation.Type == policy.Disable {
-		last.Operation.Status, last.Operation.Phase, last.Operation.Progress = policy.Completed, policy.Done, 100
+		last.Operation.Status, last.Operation.Phase, last.Operation.Progress, last.Operation.Note = policy.Completed, policy.Done, 100, ""
 		last.Health, last.Placements = "", nil
 		return last, "gone", nil
 	}

@@ -348,6 +348,14 @@ func managed(all []policy.View) map[[2]string]string {
 	return out
 }
 
+// nodeTitle is the id of a node, with the name that an operator gave it.
+func nodeTitle(n api.NodeView) string {
+	if n.Name != "" && n.Name != n.ID {
+		return n.ID + " (" + n.Name + ")"
+	}
+	return n.ID
+}
+
 // nodeState says whether an operator took the node out of use.
 func nodeState(n api.NodeView) string {
 	if n.Drained {

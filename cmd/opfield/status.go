@@ -106,7 +106,7 @@ func nodeRows(nodes []api.NodeView) [][]string {
 	rows := [][]string{{"NODE", "STATE", "AGE", "RELAYS", "DOCKER", "PLACEMENTS", "CERTIFICATE UNTIL", "REASON"}}
 	for _, n := range nodes {
 		reason := strings.Join(append([]string{n.Reason}, n.Warnings...), "; ")
-		rows = append(rows, []string{n.ID, nodeState(n), age(n.Since), sessions(n.Relays), n.Docker, strconv.Itoa(len(n.Placements)), when(n.Expires), strings.TrimPrefix(reason, "; ")})
+		rows = append(rows, []string{nodeTitle(n), nodeState(n), age(n.Since), sessions(n.Relays), n.Docker, strconv.Itoa(len(n.Placements)), when(n.Expires), strings.TrimPrefix(reason, "; ")})
 	}
 	return rows
 }

@@ -121,3 +121,9 @@ func TestStatus_Watch(t *testing.T) { // API-3
 	stop()
 	require.NotContains(t, file.String(), "\x1b")
 }
+
+func TestNodeRows_NameOfAnOperator(t *testing.T) { // API-1
+	rows := nodeRows([]api.NodeView{{ID: "node-1"}, {ID: "node-2", Name: "rack 7"}})
+	require.Equal(t, "node-1", rows[1][0])
+	require.Equal(t, "node-2 (rack 7)", rows[2][0])
+}

@@ -25,8 +25,9 @@ const (
 // scene is a system whose first node runs the container "web".
 type scene struct {
 	*system.System
-	t   *testing.T
-	web *lab.Container
+	t    *testing.T
+	web  *lab.Container
+	runs int // of traffic: their requests have names of their own
 }
 
 // newScene starts two relays, an ingress node and Docker nodes. The container
@@ -57,12 +58,14 @@ func (s *scene) run(name string, edit ...func(*container.Config, *container.Host
 
 // traffic is 150 GET/s and 20 POST/s on kept-alive and fresh connections.
 func (s *scene) traffic() *load.Run {
+	s.runs++
+	name := func(stream string) string { return fmt.Sprintf("%s-%d", stream, s.runs) }
 	return load.Start(load.Config{
 		Dial: s.Client().DialContext, Address: s.Ingress.HostPort(system.HTTPPort), Host: host, Duration: 10 * time.Minute,
 		Streams: []load.Stream{
-			{Name: "get-kept", Method: "GET", Path: "/ok", Rate: 80},
-			{Name: "get-fresh", Method: "GET", Path: "/ok", Rate: 70, Fresh: true},
-			{Name: "post-kept", Method: "POST", Path: "/ok", Rate: 20, Body: []byte("body")},
+			{Name: name("get-kept"), Method: "GET", Path: "/ok", Rate: 80},
+			{Name: name("get-fresh"), Method: "GET", Path: "/ok", Rate: 70, Fresh: true},
+			{Name: name("post-kept"), Method: "POST", Path: "/ok", Rate: 20, Body: []byte("body")},
 		},
 	})
 }

@@ -52,7 +52,7 @@ func (k *containers) Capture(ctx context.Context, name string) (placement.Captur
 	c := placement.Captured{
 		Node: k.node, Kind: placement.KindContainer, ID: found.ID, Name: strings.TrimPrefix(found.Name, "/"),
 		Running: found.State.Running && !found.State.Paused, ImageRef: found.Config.Image, ImageID: found.Image, Arch: of.Architecture, OS: of.Os,
-		Compose: found.Config.Labels[discovery.LabelComposeProject], RestartPolicy: string(found.HostConfig.RestartPolicy.Name),
+		Compose: found.Config.Labels[discovery.LabelComposeProject], RestartPolicy: restartPolicy(found.HostConfig.RestartPolicy),
 		Mounts: mounts(found, of), Published: published(found), Exposed: exposed(found), Unsupported: unsupported(found),
 	}
 	if labels, err := discovery.ParseLabels(found.Config.Labels); err == nil {
@@ -73,6 +73,14 @@ func (k *containers) Capture(ctx context.Context, name string) (placement.Captur
 	c.Ready, c.Reason = k.ready(ctx, c, found)
 	c.Spec, err = spec(found, of)
 	return c, err
+}
+
+// restartPolicy is Docker's own notation, such as "on-failure:3".
+func restartPolicy(p container.RestartPolicy) string {
+	if p.MaximumRetryCount > 0 {
+		return fmt.Sprintf("%s:%d", p.Name, p.MaximumRetryCount)
+	}
+	return string(p.Name)
 }
 
 // mounts lists everything but tmpfs, configured or observed (ELG-2).

@@ -317,18 +317,27 @@ func (s sight) why() string {
 	return strings.Join(all, "; ")
 }
 
-// Owned reports whether a container is watched although it has no label.
-func (c *Carrier) Owned(id string) bool { return c.owner(id) != "" }
+// Owned reports whether a container is watched although it has no label; one
+// that was given back is announced as before.
+func (c *Carrier) Owned(id string) bool {
+	return c.find(func(m memory) bool { return m.Current == id || m.Adopted == id && !m.released(id) }) != ""
+}
 
-// owner returns the workload that a container counts for, by our memory.
+// owner returns the workload of which a container is the placement, by our
+// memory.
 func (c *Carrier) owner(id string) string {
+	return c.find(func(m memory) bool { return (m.Current == id || m.Adopted == id) && !m.released(id) })
+}
+
+// find returns a workload whose memory matches, or "".
+func (c *Carrier) find(match func(memory) bool) string {
 	select {
 	case <-c.opened:
 	default:
 		return ""
 	}
 	for workload, m := range c.book.all() {
-		if m.Current == id || m.Adopted == id && !m.released(id) {
+		if match(m) {
 			return workload
 		}
 	}

@@ -296,29 +296,31 @@ func (k *containers) quiet(ctx context.Context, t *task, o *owned) error {
 // release gives the containers back (MOD-6, DIS-1): the record comes last, so
 // that an interruption repeats what came before.
 func (k *containers) release(ctx context.Context, t *task, own []*owned) error {
+	if len(own) == 0 && t.memory.ReleasedAs != nil {
+		return nil
+	}
+	restart := t.restartPolicy()
 	for _, o := range own {
-		if t.want.Retired { // another copy is the workload now: it must not start by itself
-			continue
-		}
-		if o == own[0] { // a copy gets the workload's own name while it runs (DIS-2)
-			if err := k.named(ctx, t, o, own[1:]); err != nil {
-				return err
-			}
-		}
-		p := ownPolicy(t)
-		if p == nil || o.HostConfig.RestartPolicy == *p {
+		if o.HostConfig.RestartPolicy == restart {
 			continue
 		}
 		err := do(ctx, changeLimit, "restore restart policy", func(ctx context.Context) error {
-			_, err := k.engine.ContainerUpdate(ctx, o.ID, container.UpdateConfig{RestartPolicy: *p})
+			_, err := k.engine.ContainerUpdate(ctx, o.ID, container.UpdateConfig{RestartPolicy: restart})
 			return err
 		})
 		if err != nil {
 			return err
 		}
 	}
-	if len(own) == 0 && t.memory.ReleasedAs != nil {
-		return nil
+	if len(own) > 0 {
+		// A name that somebody else has on this node is no reason not to give
+		// the container back.
+		if err := k.named(ctx, t, own[0], own[1:]); err != nil && !errors.Is(err, errTaken) {
+			return err
+		}
+		if err := k.showOne(t, own[0]); err != nil {
+			return err
+		}
 	}
 	as := t.want
 	as.Spec, as.Mirror = nil, nil
@@ -332,17 +334,18 @@ func (k *containers) release(ctx context.Context, t *task, own []*owned) error {
 	})
 }
 
-// ownPolicy is the restart policy that the workload had before it got a policy
-// of ours; nil if nobody knows.
-func ownPolicy(t *task) *container.RestartPolicy {
-	if t.memory.Policy != nil {
-		return t.memory.Policy
+// restartPolicy is what a released container goes on with: that of the
+// container that was adopted here, else that of the original; one that another
+// copy outlived is started by nobody.
+func (t *task) restartPolicy() container.RestartPolicy {
+	switch {
+	case t.want.Retired:
+		return container.RestartPolicy{Name: container.RestartPolicyDisabled}
+	case t.memory.Policy != nil:
+		return *t.memory.Policy
 	}
 	name, count, _ := strings.Cut(t.want.RestartPolicy, ":")
-	if name == "" {
-		return nil
-	}
-	p := &container.RestartPolicy{Name: container.RestartPolicyMode(name)}
+	p := container.RestartPolicy{Name: container.RestartPolicyMode(cmp.Or(name, string(container.RestartPolicyDisabled)))}
 	if n, err := strconv.Atoi(count); err == nil {
 		p.MaximumRetryCount = n
 	}

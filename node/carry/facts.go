@@ -241,10 +241,7 @@ func (c *Carrier) strays(list []container.Summary) []placement.Observed {
 		if id := (placement.ID{Workload: workload, Node: c.config.Node}); err != nil || id.Check() != nil || s.Labels[discovery.LabelPlacement] != id.String() {
 			continue
 		}
-		o := placement.Observed{Workload: workload, Node: c.config.Node, Generation: generation, Role: placement.RoleStopped, State: placement.StateStopped}
-		if len(s.Names) > 0 {
-			o.Container = strings.TrimPrefix(s.Names[0], "/")
-		}
+		o := placement.Observed{Workload: workload, Node: c.config.Node, Generation: generation, Container: s.ID, Role: placement.RoleStopped, State: placement.StateStopped}
 		if s.State == container.StateRunning {
 			o.Role, o.State = placement.RoleServing, placement.StateRunning
 		}
