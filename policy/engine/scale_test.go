@@ -129,6 +129,11 @@ func TestScale_ThousandPoliciesOnFiftyNodes(t *testing.T) {
 				}
 			}
 		}
+		for _, n := range k.Nodes() {
+			if !n.Known {
+				shown["unheard "+n.ID]++
+			}
+		}
 		t.Fatal(shown)
 	}
 	healthyWithin(3 * time.Minute)
