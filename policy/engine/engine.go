@@ -109,7 +109,7 @@ func (e *Engine) lead(ctx context.Context) error {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	passed, asked, repaired := time.Time{}, time.Now(), time.Now() // what is stored was read just now
-	var cost time.Duration // of the last look at every policy
+	var cost time.Duration                                         // of the last look at every policy
 	var nodes map[string]policy.Node
 	e.ask(e.cfg.Fleet.PolicyNodes(), anyNode) // what came while nobody listened is lost
 	for {
