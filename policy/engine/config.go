@@ -84,6 +84,9 @@ const (
 	lookEvery = 100 * time.Millisecond
 	// passEvery is how often every policy is looked at (LOS-2).
 	passEvery = 15 * time.Second
+	// passCost bounds what passes for nodes that were not known before take:
+	// one part of so many.
+	passCost = 4
 	// repairEvery is how often the nodes' records and the members of routing
 	// are compared with what is stored.
 	repairEvery = 60 * time.Second

@@ -109,6 +109,7 @@ func (e *Engine) lead(ctx context.Context) error {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	passed, asked, repaired := time.Time{}, time.Now(), time.Now() // what is stored was read just now
+	var cost time.Duration                                         // of the last look at every policy
 	var nodes map[string]policy.Node
 	e.ask(e.cfg.Fleet.PolicyNodes(), anyNode) // what came while nobody listened is lost
 	for {
@@ -139,7 +140,9 @@ func (e *Engine) lead(ctx context.Context) error {
 			repaired = now
 		}
 		fresh := e.cfg.Fleet.PolicyNodes()
-		all := e.takeAll() || now.Sub(passed) >= passEvery || !alike(nodes, fresh)
+		// Many nodes tell what they have for the first time: looking at every
+		// policy for each of them would take all the time there is.
+		all := now.Sub(passed) >= passEvery || !alike(nodes, fresh) || now.Sub(passed) >= passCost*cost && e.takeAll()
 		nodes = fresh
 		if now.Sub(asked) >= askEvery {
 			asked = now
@@ -150,6 +153,9 @@ func (e *Engine) lead(ctx context.Context) error {
 		}
 		if err := e.pass(ctx, now, nodes, all); err != nil {
 			return err
+		}
+		if all {
+			cost = time.Since(now)
 		}
 		e.wakeKeeper()
 	}
