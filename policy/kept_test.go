@@ -48,3 +48,11 @@ func TestDisable_Result(t *testing.T) { // STP-2, DIS-1
 	require.False(t, want["node-2"].Retired)
 	require.True(t, want["node-1"].Retired)
 }
+
+// What is given up gets no advice about room for a rollout.
+func TestMayRollOut_Disabling(t *testing.T) { // DIS-3
+	el, c := captured("node-1")
+	doc := policy.NewDocument(time.Unix(1000, 0), el, c, 0)
+	doc.Disabling = true
+	require.Equal(t, policy.CodeDisableInProgress, doc.MayRollOut(policy.World{}).Code)
+}

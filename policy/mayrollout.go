@@ -5,6 +5,9 @@ import "github.com/opfield/availability/placement"
 // MayRollOut runs the checks again that came before the enable: a blocker
 // refuses the rollout and changes nothing (ELG-6, ELG-5).
 func (d *Document) MayRollOut(w World) *Refusal {
+	if r := d.mayChange(); r != nil { // no advice about room for what is given up
+		return r
+	}
 	if d.Stopped {
 		return nil // it takes effect at the start
 	}
