@@ -31,7 +31,7 @@ func stored(workload string, nodes ...string) policy.Document {
 	d.Operations, d.Routed = nil, true
 	for _, n := range nodes[1:] {
 		d.Counter++
-		d.Placements = append(d.Placements, policy.Placement{Node: n, Want: placement.WantServing, Generation: 1, Revision: d.Counter, Since: now})
+		d.Placements = append(d.Placements, policy.Placement{Node: n, Want: placement.WantServing, Generation: 1, Revision: d.Counter, Asked: d.Counter, Since: now})
 	}
 	return d
 }
