@@ -158,6 +158,10 @@ func TestDisable_WithoutLabelsAndAwayNode(t *testing.T) {
 	s.answers(20 * time.Second)
 
 	// A node with a copy is away.
+	s.Env.Await(soon, "its node reaches the registry again", func() bool {
+		_, err := s.CLI(append([]string{"ha", "check", "web"}, settings...)...)
+		return err == nil
+	})
 	s.enable(settings...)
 	away := "node-2"
 	if s.view("web").container(away) == "" {
