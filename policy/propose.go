@@ -137,10 +137,23 @@ func (d *decision) standbys() {
 	if v.Image.Digest == "" {
 		return
 	}
-	for _, p := range d.doc.Placements {
-		if n := d.w.Nodes[p.Node]; p.Want == placement.WantPrepared && n.State == NodeOnline && !n.Known {
+	good, bad := 0, 0
+	for i := range d.doc.Placements {
+		p := &d.doc.Placements[i]
+		if p.Want != placement.WantPrepared {
+			continue
+		}
+		if n := d.w.Nodes[p.Node]; n.State == NodeOnline && !n.Known {
 			return // it may do well: this controller has only begun to listen
 		}
+		if code, _ := d.nodeRefusal(p.Node, v); code == "" && p.Generation == d.doc.Current {
+			good++
+		} else {
+			bad++
+		}
+	}
+	if good == standbysWanted && bad == 0 {
+		return // those stay: nothing is to be chosen
 	}
 	nodes := d.candidates()
 	// One that is on its way stays, whatever became better meanwhile.
