@@ -146,7 +146,7 @@ func (d *decision) standbys() {
 		if n := d.w.Nodes[p.Node]; n.State == NodeOnline && !n.Known {
 			return // it may do well: this controller has only begun to listen
 		}
-		if code, _ := d.nodeRefusal(p.Node, v); code == "" && p.Generation == d.doc.Current {
+		if code := d.nodeRefusal(p.Node, v); code == "" && p.Generation == d.doc.Current {
 			good++
 		} else {
 			bad++
