@@ -13,7 +13,7 @@ HOURS    ?= 1000000
 UNIT     = $(shell $(GO) list ./... | grep -v -e /e2e)
 VERSION  := $(shell git describe --always --dirty 2>/dev/null || echo dev)
 
-.PHONY: build setup demo test check unit fuzz simulate e2e bench fmt vet staticcheck clean
+.PHONY: build setup demo test check unit fuzz simulate scale e2e bench fmt vet staticcheck clean
 
 build:
 	$(GO) build -trimpath -ldflags '-X main.version=$(VERSION)' -o bin/ ./cmd/...
@@ -24,7 +24,7 @@ setup:
 demo: setup build
 	./bin/opfield demo $(if $(ONCE),--once)
 
-test: setup fmt vet staticcheck unit fuzz simulate e2e
+test: setup fmt vet staticcheck unit fuzz simulate scale e2e
 
 check: fmt vet staticcheck unit
 
@@ -44,6 +44,11 @@ fuzz:
 # it may be collected rarely.
 simulate:
 	@GOGC=1600 OPFIELD_SIMULATE_HOURS=$(HOURS) $(GO) test -count=1 -v -timeout 30m -run '^TestSimulateLong$$' ./policy/simulate
+
+# A thousand policies on fifty nodes; the unit tests run it smaller, because of
+# the race detector. The store is in memory: a disk would be measured instead.
+scale:
+	TMPDIR=/dev/shm $(GO) test -count=1 -v -timeout 10m -run '^TestScale' ./policy/engine
 
 # One package at a time: they share the cores. -v prints the figures.
 e2e:

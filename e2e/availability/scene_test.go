@@ -32,8 +32,12 @@ type scene struct {
 
 // newScene starts two relays, an ingress node and Docker nodes. The container
 // has labels, so that a route leads to it before it gets a policy (ENA-7).
+//
+// Scenes wait more than they work: as many run at the same time as there are
+// cores.
 func newScene(t *testing.T, nodes int, edit ...func(*container.Config, *container.HostConfig)) *scene {
 	t.Helper()
+	t.Parallel()
 	env := lab.New(t)
 	s := &scene{System: system.Start(t, env, system.Config{Relays: 2, Nodes: nodes}), t: t}
 	s.web = s.run("web", edit...)
