@@ -40,10 +40,15 @@ const dockerOK = "ok"
 
 // PolicyNodes returns every node that joined, as the policy engine sees it.
 func (f *Fleet) PolicyNodes() map[string]policy.Node {
+	members := f.nodeIDs() // a node that was removed is gone before the next judgement
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := make(map[string]policy.Node, len(f.verdicts))
-	for node, v := range f.verdicts {
+	for _, node := range members {
+		v, judged := f.verdicts[node]
+		if !judged {
+			continue
+		}
 		n := policy.Node{ID: node, State: policy.NodeNotReporting, Healthy: f.healthy[node]}
 		s, known := f.processes[identity.Name{Role: identity.RoleNode, ID: node}]
 		switch v.state {

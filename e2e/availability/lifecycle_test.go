@@ -175,7 +175,7 @@ func TestLifecycle_QueueAndBusyDocker(t *testing.T) {
 	})
 	t.Logf("shown as busy %v after the stop", time.Since(begin).Round(time.Millisecond))
 	t.Log("\n" + s.MustCLI("ha", "get", "web"))
-	time.Sleep(max(0, 20*time.Second-time.Since(begin)))
+	time.Sleep(max(0, 3*time.Minute-time.Since(begin)))
 	v = s.view("web")
 	require.NotNil(t, v.Operation)
 	require.Nil(t, v.Problem)
