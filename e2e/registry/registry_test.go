@@ -297,6 +297,12 @@ func TestRegistry_Restarts(t *testing.T) {
 	s.forget(1, "web", digest)
 	start = time.Now()
 	s.sys.Controller.Process.Restart(10 * time.Second)
+	// The policy engine knows no policy of these doors and ends what is desired
+	// of them when it begins; it is asked for again.
+	s.sys.Env.Await(soon, "the controller decides about policies again", func() bool {
+		return strings.Count(s.sys.Controller.Process.Log(), "this controller decides about policies") == 2
+	})
+	s.desire(1, "web", "")
 	s.sys.Env.Await(soon, "the image is pulled after the controller's restart", func() bool {
 		err := s.pull(1, "web", digest, quietly)
 		if err != nil {
