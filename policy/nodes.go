@@ -29,7 +29,7 @@ const (
 // ArchOf returns Go's name of a processor architecture, whatever Docker, the
 // kernel or an image calls it; empty if it is unknown.
 func ArchOf(name string) string {
-	name, variant, _ := strings.Cut(strings.ToLower(strings.TrimSpace(name)), "/")
+	name, _, _ = strings.Cut(strings.ToLower(strings.TrimSpace(name)), "/")
 	switch name {
 	case "amd64", "x86_64", "x86-64":
 		return "amd64"
@@ -46,7 +46,6 @@ func ArchOf(name string) string {
 	case "loongarch64":
 		return "loong64"
 	}
-	_ = variant
 	return ""
 }
 

@@ -265,7 +265,7 @@ func (d *Document) Retry(now time.Time, id string) (Operation, *Refusal) {
 			return *op, nil
 		}
 	}
-	for i, op := range d.History {
+	for _, op := range d.History {
 		if op.ID != id && (id != "" || op.Status != Failed) {
 			continue
 		}
@@ -291,7 +291,6 @@ func (d *Document) Retry(now time.Time, id string) (Operation, *Refusal) {
 		case Failback:
 			d.FailbackAfter = time.Time{}
 		}
-		_ = i
 		return *next, nil
 	}
 	return Operation{}, &Refusal{Code: CodeOperationUnknown, NotFound: true, Message: fmt.Sprintf("there is no operation %q of workload %s that can be tried again", id, d.Workload)}

@@ -42,7 +42,6 @@ const (
 	CodeFailbackSurge       Code = "AVAILABILITY_FAILBACK_NEEDS_SURGE"
 	CodeRolloutTimeout      Code = "AVAILABILITY_ROLLOUT_TIMEOUT"
 	CodeSuperseded          Code = "AVAILABILITY_SUPERSEDED"
-	CodeNodeLost            Code = "AVAILABILITY_NODE_LOST"
 	CodeDrainTimeout        Code = "AVAILABILITY_NODE_SILENT"
 )
 
@@ -200,24 +199,4 @@ func checkNodes(field string, nodes []string, bad func(field, format string, arg
 		}
 		seen[n] = true
 	}
-}
-
-// Equal reports whether two settings say the same.
-func (s Settings) Equal(o Settings) bool {
-	nodes, priority := slices.Equal(s.Nodes, o.Nodes), slices.Equal(s.NodePriority, o.NodePriority)
-	s.Nodes, s.NodePriority, o.Nodes, o.NodePriority = nil, nil, nil, nil
-	return nodes && priority && s.scalars() == o.scalars()
-}
-
-type scalars struct {
-	mode                                       Mode
-	replicas, grace, unavailable, surge, drain int
-	selection                                  Selection
-	priority                                   bool
-	failback                                   int
-	partition                                  Partition
-}
-
-func (s Settings) scalars() scalars {
-	return scalars{s.Mode, s.Replicas, s.ReplacementGraceSeconds, s.MaxUnavailable, s.MaxSurge, s.DrainSeconds, s.Selection, s.PriorityMode, s.FailbackDelaySeconds, s.PartitionMode}
 }

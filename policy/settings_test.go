@@ -87,22 +87,6 @@ func TestSettings_Validate(t *testing.T) {
 	require.Len(t, s.Validate(), 2, "everything that is wrong is said at once")
 }
 
-func TestSettings_Equal(t *testing.T) {
-	a := policy.DefaultSettings(policy.Failover)
-	for _, change := range []func(*policy.Settings){
-		func(s *policy.Settings) { s.Mode = policy.Replicated }, func(s *policy.Settings) { s.Replicas++ }, func(s *policy.Settings) { s.ReplacementGraceSeconds++ },
-		func(s *policy.Settings) { s.MaxUnavailable++ }, func(s *policy.Settings) { s.MaxSurge++ }, func(s *policy.Settings) { s.DrainSeconds++ },
-		func(s *policy.Settings) { s.Selection = policy.SelectedNodes }, func(s *policy.Settings) { s.Nodes = []string{"a"} },
-		func(s *policy.Settings) { s.PriorityMode = true }, func(s *policy.Settings) { s.NodePriority = []string{"a"} },
-		func(s *policy.Settings) { s.FailbackDelaySeconds++ }, func(s *policy.Settings) { s.PartitionMode = policy.Available },
-	} {
-		b := a
-		require.True(t, a.Equal(b))
-		change(&b)
-		require.False(t, a.Equal(b))
-	}
-}
-
 // running is a document that enabled well.
 func running(t *testing.T, words string) *script {
 	s := &script{t: t}

@@ -28,17 +28,11 @@ type worker struct {
 	retry    time.Duration
 	breaks   uint64 // of the event stream, until the last look
 
+	mirrors errand // pushes into the internal registry
+	fetches errand // pulls of the next version's image
+
 	mu        sync.Mutex
 	interrupt context.CancelFunc // guarded by mu; ends a pull for what is not desired any more
-	mirrorRev uint64             // guarded by mu; of the record that asks for it
-	fetching  bool               // guarded by mu
-	fetchErr  error              // guarded by mu
-	fetchTry  int                // guarded by mu
-	fetchOf   string             // guarded by mu; the digest that the two above are about
-	mirroring bool               // guarded by mu
-	mirrorErr error              // guarded by mu
-	mirrorTry int                // guarded by mu
-	mirrorOf  placement.Mirror   // guarded by mu; what the two above are about
 }
 
 func newWorker(c *Carrier, workload string) *worker {
@@ -173,124 +167,43 @@ func (w *worker) converge(ctx context.Context, t *task) (time.Duration, error) {
 // fault counts the attempts.
 func (w *worker) fault(err error) *placement.Fault {
 	w.attempts++
-	f, ok := errors.AsType[*faulty](err)
-	if !ok {
-		f = &faulty{code: placement.CodeContainerStart, err: err}
-	}
-	return &placement.Fault{Code: f.code, Message: clip(err.Error()), Attempts: w.attempts, Final: f.final}
+	return faultOf(err, placement.CodeContainerStart, w.attempts)
 }
 
-// mirror pushes what is asked for beside the worker: a large image must not
-// keep a crashed copy from being started.
-func (w *worker) mirror(ctx context.Context, mirrors *sync.WaitGroup, want placement.Desired) (done bool, _ *placement.Fault) {
+// mirror pushes what is asked for into the internal registry.
+func (w *worker) mirror(ctx context.Context, beside *sync.WaitGroup, want placement.Desired) (done bool, _ *placement.Fault) {
 	m := w.carrier.book.read(w.workload)
 	if want.Mirror == nil || m.Mirror != nil && *m.Mirror == *want.Mirror && m.Mirrored != nil {
 		return want.Mirror != nil, nil
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.mirrorOf != *want.Mirror || w.mirrorRev != want.Revision { // asked for again: what failed before counts no more
-		w.mirrorOf, w.mirrorRev, w.mirrorErr, w.mirrorTry = *want.Mirror, want.Revision, nil, 0
-	}
-	var fault *placement.Fault
-	if w.mirrorErr != nil {
-		f, ok := errors.AsType[*faulty](w.mirrorErr)
-		if !ok {
-			f = &faulty{code: placement.CodeImageMirror, err: w.mirrorErr}
+	asked := *want.Mirror
+	// Asked for again under another revision: what failed before counts no more.
+	of := fmt.Sprintf("%d %s %s", want.Revision, asked.Repository, asked.Source)
+	return false, w.mirrors.run(ctx, beside, of, placement.CodeImageMirror, func(ctx context.Context) error {
+		image, err := w.carrier.images.mirror(ctx, asked)
+		if err != nil {
+			return err
 		}
-		fault = &placement.Fault{Code: f.code, Message: clip(w.mirrorErr.Error()), Attempts: w.mirrorTry, Final: f.final}
-	}
-	if w.mirroring {
-		return false, fault
-	}
-	w.mirroring = true
-	asked, try := *want.Mirror, w.mirrorTry
-	mirrors.Go(func() {
-		if try > 0 { // the pause between attempts
-			select {
-			case <-ctx.Done():
-			case <-time.After(min(retryFirst<<min(try-1, 10), retryMost)):
-			}
-		}
-		var image placement.Image
-		err := ctx.Err()
-		if err == nil {
-			image, err = w.carrier.images.mirror(ctx, asked)
-		}
-		if err == nil {
-			err = w.carrier.book.write(w.workload, func(m *memory) { m.Mirror, m.Mirrored = &asked, &image })
-		}
-		w.mu.Lock()
-		w.mirroring = false
-		if w.mirrorOf == asked {
-			w.mirrorErr = err
-			if w.mirrorTry++; err == nil {
-				w.mirrorTry = 0
-			}
-		}
-		w.mu.Unlock()
-		if ctx.Err() == nil {
-			poke(w.changed)
-		}
-	})
-	return false, fault
+		return w.carrier.book.write(w.workload, func(m *memory) { m.Mirror, m.Mirrored = &asked, &image })
+	}, func() { poke(w.changed) })
 }
 
-// prefetch pulls the image of the next version beside the worker, so that a
-// copy is down for no longer than its start takes. It reports whether the
-// image is there.
+// prefetch pulls the image of the next version, so that a copy is down for no
+// longer than its start takes. It reports whether the image is there.
 func (w *worker) prefetch(ctx context.Context, beside *sync.WaitGroup, image *placement.Image) (bool, *placement.Fault) {
 	if image == nil {
 		return false, nil
 	}
-	ref, err := w.carrier.images.find(ctx, *image)
-	if ref != "" {
+	if ref, err := w.carrier.images.find(ctx, *image); err != nil {
+		return false, faultOf(err, placement.CodeImagePull, 0)
+	} else if ref != "" {
 		return true, nil
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.fetchOf != image.Digest {
-		w.fetchOf, w.fetchErr, w.fetchTry = image.Digest, nil, 0
-	}
-	if w.fetchErr != nil {
-		err = w.fetchErr
-	}
-	var fault *placement.Fault
-	if err != nil {
-		f, ok := errors.AsType[*faulty](err)
-		if !ok {
-			f = &faulty{code: placement.CodeImagePull, err: err}
-		}
-		fault = &placement.Fault{Code: f.code, Message: clip(err.Error()), Attempts: w.fetchTry, Final: f.final}
-	}
-	if w.fetching {
-		return false, fault
-	}
-	w.fetching = true
-	asked, try := *image, w.fetchTry
-	beside.Go(func() {
-		if try > 0 { // the pause between attempts
-			select {
-			case <-ctx.Done():
-			case <-time.After(min(retryFirst<<min(try-1, 10), retryMost)):
-			}
-		}
-		err := ctx.Err()
-		if err == nil {
-			_, err = w.carrier.images.pull(ctx, asked)
-		}
-		w.mu.Lock()
-		w.fetching = false
-		if w.fetchOf == asked.Digest {
-			w.fetchErr = err
-			w.fetchTry++
-		}
-		w.mu.Unlock()
-		if ctx.Err() == nil {
-			poke(w.changed)
-		}
-	})
-	return false, fault
+	asked := *image
+	return false, w.fetches.run(ctx, beside, asked.Digest, placement.CodeImagePull, func(ctx context.Context) error {
+		_, err := w.carrier.images.pull(ctx, asked)
+		return err
+	}, func() { poke(w.changed) })
 }
 
 // pulling returns a context that ends when what is pulled may not be desired
