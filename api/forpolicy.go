@@ -45,10 +45,7 @@ func (f *Fleet) PolicyNodes() map[string]policy.Node {
 	defer f.mu.Unlock()
 	out := make(map[string]policy.Node, len(f.verdicts))
 	for _, node := range members {
-		v, judged := f.verdicts[node]
-		if !judged {
-			continue
-		}
+		v := f.verdicts[node] // none yet: not reporting
 		n := policy.Node{ID: node, State: policy.NodeNotReporting, Healthy: f.healthy[node]}
 		s, known := f.processes[identity.Name{Role: identity.RoleNode, ID: node}]
 		switch v.state {

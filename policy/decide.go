@@ -190,6 +190,14 @@ func rest(p *Placement) placement.Want {
 
 func (d *decision) online(node string) bool { return d.w.Nodes[node].State == NodeOnline }
 
+// away reports whether the node is offline, or was removed: what is to be done
+// there is done when it returns. One that is not reporting, as all are to a
+// controller that has just started, is waited for.
+func (d *decision) away(node string) bool {
+	n, known := d.w.Nodes[node]
+	return !known || n.State == NodeOffline
+}
+
 // reachable reports whether what the node said last still counts: a node that
 // is not reporting is believed, one that is offline is not.
 func (d *decision) reachable(node string) bool {

@@ -30,11 +30,14 @@ func (d *decision) stop() {
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
 		o := d.w.Observed[p.Node]
-		if p.Want != placement.WantStopped || !d.online(p.Node) || p.answers(o) && o.Done {
+		if p.Want != placement.WantStopped || d.away(p.Node) || p.answers(o) && o.Done {
 			continue
 		}
 		d.phase(Stopping, "node %s stops its copy", p.Node)
-		if p.answers(o) && o.Fault != nil {
+		switch {
+		case !d.online(p.Node):
+			d.hold(CodeNodeSilent, "node %s is %s", p.Node, d.w.Nodes[p.Node].State)
+		case p.answers(o) && o.Fault != nil:
 			d.hold(Code(o.Fault.Code), "node %s: %s", p.Node, o.Fault.Message)
 		}
 		return
@@ -262,7 +265,7 @@ func (d *decision) endOthers(s *Placement) bool {
 		o := d.w.Observed[p.Node]
 		done := p.answers(o) && o.Done
 		switch {
-		case p.Want == placement.WantDraining || !d.online(p.Node):
+		case p.Want == placement.WantDraining || d.away(p.Node):
 		case done && p.Original:
 			d.put(p, placement.WantReleased)
 		case !done:

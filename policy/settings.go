@@ -42,7 +42,7 @@ const (
 	CodeFailbackSurge       Code = "AVAILABILITY_FAILBACK_NEEDS_SURGE"
 	CodeRolloutTimeout      Code = "AVAILABILITY_ROLLOUT_TIMEOUT"
 	CodeSuperseded          Code = "AVAILABILITY_SUPERSEDED"
-	CodeDrainTimeout        Code = "AVAILABILITY_NODE_SILENT"
+	CodeNodeSilent          Code = "AVAILABILITY_NODE_SILENT"
 )
 
 // Mode says how many copies serve.

@@ -34,7 +34,7 @@ func (d *decision) settle() {
 		switch {
 		case !d.online(p.Node):
 			d.phase(Starting, "waits for node %s, which is away", p.Node)
-			d.hold(CodeDrainTimeout, "node %s is %s", p.Node, d.w.Nodes[p.Node].State)
+			d.hold(CodeNodeSilent, "node %s is %s", p.Node, d.w.Nodes[p.Node].State)
 		case !p.answers(o):
 			d.phase(Starting, "node %s begins", p.Node)
 		case !o.ImageReady:
@@ -78,11 +78,11 @@ func (d *decision) settle() {
 	d.succeed(op)
 }
 
-// leftover is a node that is online and still removes a copy.
+// leftover is a node that is not away and still removes a copy.
 func (d *decision) leftover() string {
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
-		if p.Want == placement.WantAbsent && d.online(p.Node) && p.For == d.active().ID {
+		if p.Want == placement.WantAbsent && !d.away(p.Node) && p.For == d.active().ID {
 			o, ok := d.w.Observed[p.Node]
 			if ok && p.answers(o) && o.Fault != nil {
 				continue // a later cleanup sees to it

@@ -166,17 +166,17 @@ func (s *scene) reloads() int {
 // requireEnv fails unless every running copy has the variable.
 func (s *scene) requireEnv(want string) {
 	s.t.Helper()
-	n := 0
+	var run []string
 	for _, node := range s.Nodes {
 		for _, c := range node.Containers() {
 			if c.State != "running" || c.Labels["opfield.workload"] != "web" {
 				continue
 			}
-			n++
+			run = append(run, node.ID+c.Names[0])
 			require.Contains(s.t, node.Inspect(c.ID).Config.Env, want, "on %s", node.ID)
 		}
 	}
-	require.Equal(s.t, 3, n)
+	require.Len(s.t, run, 3)
 }
 
 // ROL-2, ROL-5: a version that does not start is given up after three attempts;

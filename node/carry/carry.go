@@ -252,6 +252,16 @@ func (c *Carrier) blank(d placement.Desired) placement.Observed {
 	return placement.Observed{Workload: d.Workload, Node: c.config.Node, Role: role(d.Want), State: placement.StateRemoved}
 }
 
+// roleOf is what the container of a generation is for, by what is wanted of its
+// placement. A container that is to make way for another generation is not
+// opened again before it ends: its links closed for that.
+func roleOf(d placement.Desired, generation uint64) placement.Role {
+	if d.Want == placement.WantServing && generation != 0 && generation != d.Generation {
+		return placement.RoleDraining
+	}
+	return role(d.Want)
+}
+
 // role is what a placement is for by what is wanted of it.
 func role(w placement.Want) placement.Role {
 	switch w {
@@ -293,6 +303,7 @@ func (c *Carrier) Managed() (map[string]discovery.Managed, bool) {
 		}
 		if m.Current != "" {
 			managed.Generation, managed.Kept = m.Generation, managed.Kept || d.Want == placement.WantAbsent
+			managed.Role = roleOf(*d, m.Generation)
 		}
 		managed.Note = s.why()
 		out[workload] = managed

@@ -42,6 +42,7 @@ type harness struct {
 	file    string
 	metrics *prometheus.Registry
 	may     func(placement.Desired) error
+	changed func()
 	stop    func()
 	all     map[string]placement.Desired
 }
@@ -55,7 +56,7 @@ func (h *harness) start() {
 	h.metrics = prometheus.NewRegistry()
 	c, err := carry.New(carry.Config{
 		Registerer: h.metrics,
-		Node:       "node-1", File: h.file, Engine: h.engine, Registry: registry{}, MayStart: h.may,
+		Node:       "node-1", File: h.file, Engine: h.engine, Registry: registry{}, MayStart: h.may, Changed: h.changed,
 		Logger: slog.New(slog.NewTextHandler(h.t.Output(), nil)),
 	})
 	require.NoError(h.t, err)
@@ -137,6 +138,31 @@ func TestCrashing_BacksOff(t *testing.T) { // RDY-4
 
 // A start that was asked for, and another version, begin with a clean record:
 // they are not held up by what crashed before.
+// What makes way for another generation is not opened again between its drain
+// and its end: requests would be sent to a container that is about to stop.
+func TestReplaced_NotOpenedAgain(t *testing.T) { // ROL-1, ROL-4
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		var told []string
+		h.changed = func() {
+			all, _ := h.carrier.Managed()
+			m := all["web"]
+			if now := fmt.Sprintf("%s of %d", m.Role, m.Generation); m.Container != "" && (len(told) == 0 || told[len(told)-1] != now) {
+				told = append(told, now)
+			}
+		}
+		h.start()
+		defer func() { h.stop() }()
+		h.want("web", unchanged)
+		h.want("web", func(d *placement.Desired) { d.Want = placement.WantDraining })
+		require.Equal(t, placement.RoleDraining, h.seen("web").Role)
+		h.want("web", func(d *placement.Desired) { d.Want, d.Generation = placement.WantServing, 2 })
+		require.Equal(t, placement.RoleServing, h.seen("web").Role)
+		require.Equal(t, []string{"serving of 1", "draining of 1", "serving of 2"}, told)
+		require.Equal(t, []string{"web running"}, h.engine.Names())
+	})
+}
+
 func TestCrashing_ForgivenByARestart(t *testing.T) { // RDY-4, ROL-2
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)
