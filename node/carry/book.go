@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/docker/docker/api/types/container"
 
@@ -39,6 +40,11 @@ type memory struct {
 	Restarts   uint64 `json:"restarts,omitempty"`
 	Restarting string `json:"restarting,omitempty"`
 	Pulled     string `json:"pulled,omitempty"` // digest that was on the node
+
+	// Pulls are the images that came from the internal registry, the newest
+	// last, and Left when the node had a placement last; zero: it has one.
+	Pulls []placement.Image `json:"pulls,omitempty"`
+	Left  time.Time         `json:"left,omitzero"`
 
 	Mirror   *placement.Mirror `json:"mirror,omitempty"` // what Mirrored answers
 	Mirrored *placement.Image  `json:"mirrored,omitempty"`

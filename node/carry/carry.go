@@ -147,6 +147,7 @@ func (c *Carrier) Run(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return c.events(ctx) })
 	g.Go(func() error { return c.facts.run(ctx) })
+	g.Go(func() error { return c.prune(ctx) })
 	for _, w := range first {
 		g.Go(func() error { w.run(ctx); return nil })
 	}
@@ -198,14 +199,14 @@ func (c *Carrier) SetDesired(ctx context.Context, all map[string]placement.Desir
 				case d != nil && m.Desired == nil: // what was asked for before does not count
 					m.Restarts, m.Restarting, m.ReleasedAs = d.Restarts, "", nil
 				case d == nil && m.Current == "":
-					delete(pages, workload)
+					m.leave(pages, workload)
 					continue
 				case d == nil && m.ReleasedAs == nil: // left alone, it is announced as it is
 					as := *m.Desired
 					as.Spec, as.Mirror, as.Want = nil, nil, placement.WantReleased
 					m.ReleasedAs = &as
 				}
-				m.Desired = d
+				m.Desired, m.Left = d, time.Time{}
 				pages[workload] = m
 			}
 		}); err != nil {

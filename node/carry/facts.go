@@ -253,7 +253,7 @@ func (c *Carrier) strays(list []container.Summary) []placement.Observed {
 // tidy forgets what was given back or left alone and does not exist any more.
 func (c *Carrier) tidy(ids map[string]bool) {
 	stale := func(m memory) bool {
-		return m.Desired == nil && !ids[m.Current] && !ids[m.Adopted] && !slices.ContainsFunc(m.Released, func(id string) bool { return ids[id] })
+		return m.Desired == nil && m.Left.IsZero() && !ids[m.Current] && !ids[m.Adopted] && !slices.ContainsFunc(m.Released, func(id string) bool { return ids[id] })
 	}
 	found := false
 	for _, m := range c.book.all() {
@@ -263,7 +263,11 @@ func (c *Carrier) tidy(ids map[string]bool) {
 		return
 	}
 	if err := c.book.edit(func(pages map[string]memory) {
-		maps.DeleteFunc(pages, func(_ string, m memory) bool { return stale(m) })
+		for workload, m := range pages {
+			if stale(m) {
+				m.leave(pages, workload)
+			}
+		}
 	}); err != nil {
 		c.config.Logger.Warn("records of removed containers not forgotten", "err", err)
 		return

@@ -351,6 +351,9 @@ func (k *containers) image(ctx context.Context, t *task) (string, error) {
 		if err != nil {
 			return "", err
 		}
+		if err := t.remember(func(m *memory) { m.pulled(t.want.Image) }); err != nil {
+			return "", err
+		}
 	}
 	return ref, k.imageThere(t)
 }

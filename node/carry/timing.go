@@ -24,6 +24,9 @@ const (
 	crashStable = 2 * time.Minute
 	crashLoop   = 5
 
+	pruneEvery = 10 * time.Minute // images that are not needed any more
+	pruneLeft  = time.Hour        // after the node had a placement last
+
 	factsAfter = time.Second     // of an event
 	statsEvery = 5 * time.Minute // the use of a container without limits
 	// handHold is how long a signal from outside explains an end.

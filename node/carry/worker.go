@@ -201,8 +201,10 @@ func (w *worker) prefetch(ctx context.Context, beside *sync.WaitGroup, image *pl
 	}
 	asked := *image
 	return false, w.fetches.run(ctx, beside, asked.Digest, placement.CodeImagePull, func(ctx context.Context) error {
-		_, err := w.carrier.images.pull(ctx, asked)
-		return err
+		if _, err := w.carrier.images.pull(ctx, asked); err != nil {
+			return err
+		}
+		return w.carrier.book.write(w.workload, func(m *memory) { m.pulled(asked) })
 	}, func() { poke(w.changed) })
 }
 

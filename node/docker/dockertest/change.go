@@ -77,6 +77,13 @@ func (e *Engine) AddImage(name string) {
 	e.images[name] = true
 }
 
+// HasImage reports whether an image is on the node.
+func (e *Engine) HasImage(name string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.images[name]
+}
+
 // Pulls says how a reference is pulled: what it writes is the progress.
 func (e *Engine) Pulls(ref string, pull func(io.Writer) error) {
 	e.mu.Lock()
@@ -268,10 +275,15 @@ func (e *Engine) ImageTag(_ context.Context, _, name string) error {
 	return nil
 }
 
-// ImageRemove implements the engine.
+// ImageRemove implements the engine: what a container uses stays.
 func (e *Engine) ImageRemove(_ context.Context, name string, _ image.RemoveOptions) ([]image.DeleteResponse, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	for _, c := range e.containers {
+		if c.Config != nil && c.Config.Image == name {
+			return nil, fmt.Errorf("image %s is used by container %s: %w", name, c.ID, cerrdefs.ErrConflict)
+		}
+	}
 	delete(e.images, name)
 	return nil, nil
 }
