@@ -23,6 +23,8 @@ const maxWait = 15 * time.Second
 type Availability interface {
 	Check(context.Context, policy.EnableRequest) (policy.Eligibility, error)
 	Enable(context.Context, policy.EnableRequest) (policy.Operation, error)
+	// Known says why List, Get and Watch do not know the policies; nil: they do.
+	Known() error
 	List() []policy.View
 	Get(workload string) (policy.View, bool)
 	// Watch returns the present view and a channel that is closed at the next
@@ -110,6 +112,9 @@ func (s *Server) availabilityRoutes(a huma.API) {
 		})
 	register(s, a, call{http.MethodGet, "/v1/availability", "list-availability", "Every policy", ""},
 		func(context.Context, *struct{}) (*found[PolicyList], error) {
+			if err := s.Availability.Known(); err != nil {
+				return nil, err
+			}
 			return &found[PolicyList]{PolicyList{append([]policy.View{}, s.Availability.List()...)}}, nil
 		})
 	register(s, a, call{http.MethodGet, "/v1/availability/{workload}", "get-availability", "One policy; with wait, at its next change", ""}, s.getPolicy)
@@ -129,6 +134,9 @@ func (s *Server) availabilityRoutes(a huma.API) {
 		}) (string, policy.Operation, error) {
 			s.write.Lock() // of two changes at once none gets lost
 			defer s.write.Unlock()
+			if err := s.Availability.Known(); err != nil {
+				return in.Workload, policy.Operation{}, err
+			}
 			view, ok := s.Availability.Get(in.Workload)
 			if !ok {
 				return in.Workload, policy.Operation{}, notEnabled(in.Workload)
@@ -193,6 +201,9 @@ func (s *Server) getPolicy(ctx context.Context, in *getPolicy) (*gotPolicy, erro
 	wait, cancel := context.WithTimeout(ctx, min(time.Duration(in.Wait)*time.Second, maxWait))
 	defer cancel()
 	for {
+		if err := s.Availability.Known(); err != nil {
+			return nil, err
+		}
 		view, changed, ok := s.Availability.Watch(in.Workload)
 		if !ok {
 			return nil, notEnabled(in.Workload)

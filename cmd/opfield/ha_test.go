@@ -308,7 +308,7 @@ func TestHA_DisableAsks(t *testing.T) { // DIS-1
 	ask := func(answer string) error {
 		_, err := screen.WriteString(answer + "\n")
 		require.NoError(t, err)
-		s := &session{ctx: t.Context(), client: newClient(f.server.Socket), in: program, out: io.Discard, talk: io.Discard}
+		s := &session{ctx: t.Context(), client: newClient(f.server.Socket, io.Discard), in: program, out: io.Discard, talk: io.Discard}
 		return (&haDisableCmd{Workload: "web", Survivor: "n1", waitFlags: waitFlags{NoWait: true}}).Run(s)
 	}
 	require.ErrorContains(t, ask("no"), "AVAILABILITY_CONFIRMATION_REQUIRED")
@@ -342,4 +342,23 @@ func (f *fleet) start(ctx context.Context, args ...string) (out, talk *syncBuffe
 		}
 	})
 	return out, talk, done
+}
+
+func TestHA_ControllerNotReady(t *testing.T) { // API-3
+	f := newFleet(t)
+	f.enabled()
+	f.policies.SetKnown(false)
+	ready := time.AfterFunc(time.Second, func() { f.policies.SetKnown(true) })
+	defer ready.Stop()
+	code, out, talk := f.cli("ha", "get", "web")
+	require.Zero(t, code, talk)
+	require.Contains(t, out, "n1")
+	require.Equal(t, 1, strings.Count(talk, "trying again"), talk)
+
+	f.policies.SetKnown(false)
+	begin := time.Now()
+	talk = f.refused(exitFailed, "ha", "list")
+	require.Contains(t, talk, "AVAILABILITY_CONTROLLER_NOT_READY")
+	require.NotContains(t, talk, "NOT_ENABLED")
+	require.GreaterOrEqual(t, time.Since(begin), readyWithin)
 }

@@ -100,7 +100,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 		fmt.Fprintln(stderr, "see opfield --help")
 		return exitUsage
 	}
-	s := &session{ctx: ctx, client: newClient(cli.Socket), json: cli.JSON, in: os.Stdin, out: stdout, talk: stderr}
+	s := &session{ctx: ctx, client: newClient(cli.Socket, stderr), json: cli.JSON, in: os.Stdin, out: stdout, talk: stderr}
 	verb := ""
 	if n := kctx.Selected(); n != nil {
 		verb = n.Name

@@ -46,6 +46,7 @@ type Engine struct {
 
 	mu       sync.Mutex // guards what follows
 	leading  bool
+	known    bool // what is stored was read, and no other controller is known to lead since
 	policies map[string]*entry
 	nodes    map[string]placement.NodeReport         // the newest of each
 	settings map[string]nodeSettings                 // what operators decided about nodes

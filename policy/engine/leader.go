@@ -35,6 +35,9 @@ func (e *Engine) compete(ctx context.Context) error {
 	var mine uint64      // our last number
 	for ctx.Err() == nil {
 		held, revision, err := e.readLease(ctx)
+		if err == nil && !alone && held.Instance != "" && held.Instance != e.cfg.Instance {
+			e.yield()
+		}
 		switch {
 		case err != nil:
 			if !e.cfg.Nodes.Connected() {

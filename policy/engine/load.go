@@ -80,7 +80,7 @@ func (e *Engine) load(ctx context.Context) error {
 	for _, old := range before {
 		close(old.changed)
 	}
-	e.leading = true
+	e.leading, e.known = true, true
 	e.metrics.leading.Set(1)
 	return nil
 }
@@ -120,6 +120,14 @@ func (e *Engine) resign() {
 	defer e.mu.Unlock()
 	e.leading = false
 	e.metrics.leading.Set(0)
+}
+
+// yield takes note that another controller leads: what was read may not be so
+// any more.
+func (e *Engine) yield() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.known = false
 }
 
 // enter adds or replaces a policy; mu is held.
