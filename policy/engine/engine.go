@@ -32,7 +32,6 @@ type entry struct {
 	observed map[string]placement.Observed
 	offered  bool          // nothing changed when a free slot was offered last
 	changed  chan struct{} // closed at the next change of what is shown
-	outside  map[string]uint64
 }
 
 // Engine decides about every policy while it leads.

@@ -134,7 +134,7 @@ func (e *Engine) yield() {
 func (e *Engine) enter(doc policy.Document, revision uint64) *entry {
 	en := e.policies[doc.Workload]
 	if en == nil {
-		en = &entry{observed: map[string]placement.Observed{}, changed: make(chan struct{}), outside: map[string]uint64{}}
+		en = &entry{observed: map[string]placement.Observed{}, changed: make(chan struct{})}
 		e.policies[doc.Workload] = en
 		for _, r := range e.nodes {
 			for _, o := range r.Placements {
@@ -209,10 +209,6 @@ func (e *Engine) spread(r placement.NodeReport) {
 		en.observed[r.Node] = o
 		en.dirty = true
 		e.touched(en)
-		if o.Outside != "" && o.OutsideNumber > en.outside[r.Node] {
-			en.outside[r.Node] = o.OutsideNumber
-			e.audit("changed by hand and repaired", "workload", o.Workload, "node", r.Node, "what", o.Outside)
-		}
 	}
 	for name, en := range e.policies {
 		if _, known := en.observed[r.Node]; known && !told[name] {
