@@ -5,12 +5,14 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/policy"
 )
 
@@ -267,19 +269,20 @@ func (s *Server) nodeRoutes(a huma.API) {
 		register(s, a, c.call, func(ctx context.Context, in *nodeOf) (*struct{}, error) {
 			err := c.do(s.Availability, ctx, in.Node)
 			if err == nil {
-				s.Logger.Info("node request accepted", "request", c.id, "node", in.Node) // OBS-2
+				s.accepted(ctx, bus.AuditEvent{Request: c.id, Method: c.method, Path: c.pathOf("", in.Node), Node: in.Node, Text: fmt.Sprintf("%s %s", c.id, in.Node)})
 			}
 			return nil, err
 		})
 	}
-	register(s, a, call{http.MethodPut, "/v1/nodes/{node}/name", "rename-node", "Set the name under which the node is shown; its id stays", ""},
+	rename := call{http.MethodPut, "/v1/nodes/{node}/name", "rename-node", "Set the name under which the node is shown; its id stays", ""}
+	register(s, a, rename,
 		func(ctx context.Context, in *struct {
 			Node string `path:"node" doc:"Id of the node."`
 			Body NodeName
 		}) (*struct{}, error) {
 			err := s.Availability.RenameNode(ctx, in.Node, in.Body.Name)
 			if err == nil {
-				s.Logger.Info("node request accepted", "request", "rename-node", "node", in.Node) // OBS-2
+				s.accepted(ctx, bus.AuditEvent{Request: rename.id, Method: rename.method, Path: rename.pathOf("", in.Node), Node: in.Node, Text: fmt.Sprintf("%s %s", rename.id, in.Node)})
 			}
 			return nil, err
 		})

@@ -362,3 +362,34 @@ func TestHA_ControllerNotReady(t *testing.T) { // API-3
 	require.NotContains(t, talk, "NOT_ENABLED")
 	require.GreaterOrEqual(t, time.Since(begin), readyWithin)
 }
+
+func TestAudit_List(t *testing.T) { // OBS-2, API-3
+	f := newFleet(t)
+	f.enabled()
+	f.refused(exitFailed, "ha", "disable", "web", "--survivor", "n9", "--confirm", "web")
+	require.Eventually(t, func() bool { return strings.Count(f.must("audit", "list", "--since", "1h"), "\n") == 2 }, soon, 20*time.Millisecond)
+	out := f.must("audit", "list")
+	require.Regexp(t, `(?m)^\S+ \S+  accepted   web +enable-availability of web, by uid \d+$`, out)
+	require.Regexp(t, `(?m)^\S+ \S+  refused    web +POST /v1/availability/web/disable: AVAILABILITY_SURVIVOR_REQUIRED, by uid \d+$`, out)
+	require.Empty(t, f.must("audit", "list", "--workload", "other"))
+	f.refused(exitUsage, "audit", "list", "--since", "-1h")
+
+	for line := range strings.Lines(f.must("--json", "audit", "list", "--workload", "web")) {
+		var m bus.AuditMessage
+		require.NoError(t, json.Unmarshal([]byte(line), &m))
+		require.Equal(t, "workload.web", m.Subject)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var followed syncBuffer
+	done := make(chan int, 1)
+	go func() {
+		done <- run(ctx, []string{"--socket", f.server.Socket, "audit", "list", "--follow"}, &followed, io.Discard)
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(followed.String(), "refused") }, soon, 10*time.Millisecond)
+	f.must("ha", "stop", "web")
+	require.Eventually(t, func() bool { return strings.Contains(followed.String(), "stop-workload of web") }, soon, 10*time.Millisecond)
+	cancel()
+	require.Zero(t, <-done)
+	require.Equal(t, 1, strings.Count(followed.String(), "enable-availability"), "each once")
+}

@@ -41,6 +41,7 @@ type app struct {
 	Status     statusCmd     `cmd:"" help:"Show nodes, relays, ingress nodes, available workloads, routes and links."`
 	Workloads  workloadsCmd  `cmd:"" help:"Show every container and Compose project of every node, announced or not."`
 	Events     eventsCmd     `cmd:"" help:"Show health events."`
+	Audit      auditCmd      `cmd:"" help:"What was asked for, decided and done."`
 	Nodes      nodesCmd      `cmd:"" help:"Nodes."`
 	Identity   identityCmd   `cmd:"" help:"Identities of processes."`
 	NATS       natsCmd       `cmd:"" name:"nats" help:"Use an own NATS cluster."`

@@ -84,6 +84,7 @@ func (e *Engine) idle(ctx context.Context, d time.Duration) {
 
 // hold leads and renews the lease beside it.
 func (e *Engine) hold(ctx context.Context, number *uint64, revision uint64) {
+	e.audit(bus.AuditEvent{Kind: bus.AuditTakeover, Text: "controller " + e.cfg.Instance + " decides about policies from now on"})
 	turn, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan struct{})

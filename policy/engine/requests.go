@@ -384,7 +384,7 @@ func (e *Engine) ConfirmLost(_ context.Context, node string) error {
 	case n.State == policy.NodeOnline:
 		return &policy.Refusal{Code: policy.CodeNodeNotLost, Conflict: true, Message: fmt.Sprintf("node %s is online; a node that is heard cannot be confirmed as lost", node)}
 	}
-	e.audit("an operator confirmed that a node is lost", "node", node)
+	e.cfg.Logger.Info("an operator confirmed that a node is lost", "node", node)
 	return e.cfg.Fleet.ConfirmLost(node)
 }
 
