@@ -5,12 +5,14 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"slices"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/policy"
 )
 
@@ -23,6 +25,8 @@ const maxWait = 15 * time.Second
 type Availability interface {
 	Check(context.Context, policy.EnableRequest) (policy.Eligibility, error)
 	Enable(context.Context, policy.EnableRequest) (policy.Operation, error)
+	// Known says why List, Get and Watch do not know the policies; nil: they do.
+	Known() error
 	List() []policy.View
 	Get(workload string) (policy.View, bool)
 	// Watch returns the present view and a channel that is closed at the next
@@ -110,6 +114,9 @@ func (s *Server) availabilityRoutes(a huma.API) {
 		})
 	register(s, a, call{http.MethodGet, "/v1/availability", "list-availability", "Every policy", ""},
 		func(context.Context, *struct{}) (*found[PolicyList], error) {
+			if err := s.Availability.Known(); err != nil {
+				return nil, err
+			}
 			return &found[PolicyList]{PolicyList{append([]policy.View{}, s.Availability.List()...)}}, nil
 		})
 	register(s, a, call{http.MethodGet, "/v1/availability/{workload}", "get-availability", "One policy; with wait, at its next change", ""}, s.getPolicy)
@@ -129,6 +136,9 @@ func (s *Server) availabilityRoutes(a huma.API) {
 		}) (string, policy.Operation, error) {
 			s.write.Lock() // of two changes at once none gets lost
 			defer s.write.Unlock()
+			if err := s.Availability.Known(); err != nil {
+				return in.Workload, policy.Operation{}, err
+			}
 			view, ok := s.Availability.Get(in.Workload)
 			if !ok {
 				return in.Workload, policy.Operation{}, notEnabled(in.Workload)
@@ -193,6 +203,9 @@ func (s *Server) getPolicy(ctx context.Context, in *getPolicy) (*gotPolicy, erro
 	wait, cancel := context.WithTimeout(ctx, min(time.Duration(in.Wait)*time.Second, maxWait))
 	defer cancel()
 	for {
+		if err := s.Availability.Known(); err != nil {
+			return nil, err
+		}
 		view, changed, ok := s.Availability.Watch(in.Workload)
 		if !ok {
 			return nil, notEnabled(in.Workload)
@@ -256,19 +269,20 @@ func (s *Server) nodeRoutes(a huma.API) {
 		register(s, a, c.call, func(ctx context.Context, in *nodeOf) (*struct{}, error) {
 			err := c.do(s.Availability, ctx, in.Node)
 			if err == nil {
-				s.Logger.Info("node request accepted", "request", c.id, "node", in.Node) // OBS-2
+				s.accepted(ctx, bus.AuditEvent{Request: c.id, Method: c.method, Path: c.pathOf("", in.Node), Node: in.Node, Text: fmt.Sprintf("%s %s", c.id, in.Node)})
 			}
 			return nil, err
 		})
 	}
-	register(s, a, call{http.MethodPut, "/v1/nodes/{node}/name", "rename-node", "Set the name under which the node is shown; its id stays", ""},
+	rename := call{http.MethodPut, "/v1/nodes/{node}/name", "rename-node", "Set the name under which the node is shown; its id stays", ""}
+	register(s, a, rename,
 		func(ctx context.Context, in *struct {
 			Node string `path:"node" doc:"Id of the node."`
 			Body NodeName
 		}) (*struct{}, error) {
 			err := s.Availability.RenameNode(ctx, in.Node, in.Body.Name)
 			if err == nil {
-				s.Logger.Info("node request accepted", "request", "rename-node", "node", in.Node) // OBS-2
+				s.accepted(ctx, bus.AuditEvent{Request: rename.id, Method: rename.method, Path: rename.pathOf("", in.Node), Node: in.Node, Text: fmt.Sprintf("%s %s", rename.id, in.Node)})
 			}
 			return nil, err
 		})

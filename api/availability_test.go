@@ -365,3 +365,23 @@ func TestOpenAPI(t *testing.T) { // API-1
 	require.EqualValues(t, policy.MaxSeconds, settings["drainSeconds"].(map[string]any)["maximum"])
 	require.NotContains(t, string(kept), "Huma")
 }
+
+func TestAvailability_NotReady(t *testing.T) { // API-1
+	s, p, _ := withPolicies(t)
+	require.Empty(t, s.call("POST", "/v1/availability", enable(obj{"mode": "failover"}), nil))
+	p.SetKnown(false)
+	const code = "AVAILABILITY_CONTROLLER_NOT_READY"
+	resp, problem := s.do("GET", "/v1/availability", nil)
+	require.Equal(t, http.StatusServiceUnavailable, resp.StatusCode)
+	require.Equal(t, code, problem["code"])
+	for _, workload := range []string{"web", "none"} {
+		require.Equal(t, code, s.call("GET", "/v1/availability/"+workload, nil, nil), "it does not know whether there is one")
+		require.Equal(t, code, s.call("PATCH", "/v1/availability/"+workload+"/settings", obj{"maxSurge": 1}, nil))
+	}
+	var rep api.Report
+	require.Empty(t, s.call("GET", "/v1/status", nil, &rep))
+	require.Contains(t, strings.Join(rep.Warnings, " "), "available workloads are not shown")
+	p.SetKnown(true)
+	require.Equal(t, "AVAILABILITY_NOT_ENABLED", s.call("GET", "/v1/availability/none", nil, nil))
+	require.Empty(t, s.call("GET", "/v1/availability/web", nil, nil))
+}

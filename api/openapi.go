@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"path"
 	"reflect"
@@ -12,6 +13,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
+	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/identity"
 	"github.com/opfield/availability/placement"
 	"github.com/opfield/availability/policy"
@@ -85,17 +87,24 @@ func order[I any](s *Server, a huma.API, c call, h func(context.Context, *I) (st
 			p.workload = workload
 			return nil, &p
 		}
-		s.Logger.Info("availability request accepted", "request", c.id, "workload", workload, "operation", queued.ID) // OBS-2
+		s.accepted(ctx, bus.AuditEvent{Request: c.id, Method: c.method, Path: c.pathOf(workload, ""), Workload: workload, Operation: queued.ID, Text: fmt.Sprintf("%s of %s", c.id, workload)})
 		return &accepted{Location: "/v1/availability/" + workload + "/operations/" + queued.ID, Body: queued}, nil
 	}))
 }
 
-// guarded bounds a call in time and turns its errors into problems.
+// guarded is bounded for a call that needs the policy engine.
 func guarded[I, O any](s *Server, h func(context.Context, *I) (*O, error)) func(context.Context, *I) (*O, error) {
 	return func(ctx context.Context, in *I) (*O, error) {
 		if s.Availability == nil {
 			return nil, refuse(http.StatusServiceUnavailable, CodeEngineAway, "the policy engine has not started yet; try again in a moment, and see the controller's log")
 		}
+		return bounded(s, h)(ctx, in)
+	}
+}
+
+// bounded bounds a call in time and turns its errors into problems.
+func bounded[I, O any](s *Server, h func(context.Context, *I) (*O, error)) func(context.Context, *I) (*O, error) {
+	return func(ctx context.Context, in *I) (*O, error) {
 		ctx, cancel := context.WithTimeout(ctx, callWithin)
 		defer cancel()
 		out, err := h(ctx, in)
@@ -127,6 +136,7 @@ func (s *Server) mount(mux humago.Mux) huma.API {
 	})
 	s.availabilityRoutes(a)
 	s.nodeRoutes(a)
+	s.auditRoutes(a)
 	return a
 }
 
@@ -150,11 +160,7 @@ func (s *Server) problems(ctx huma.Context, _ string, v any) (any, error) {
 	}
 	if p, ok := v.(*Problem); ok {
 		url := ctx.URL()
-		facts := []any{"method", ctx.Method(), "path", url.Path, "code", string(p.Code)}
-		if p.workload != "" {
-			facts = append(facts, "workload", p.workload)
-		}
-		s.Logger.Info("request refused", facts...) // OBS-2
+		s.refused(ctx.Context(), ctx.Method(), url.Path, p)
 	}
 	return v, nil
 }

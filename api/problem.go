@@ -12,6 +12,7 @@ import (
 	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/identity"
 	"github.com/opfield/availability/policy"
+	"github.com/opfield/availability/policy/engine"
 )
 
 // Code is a stable, machine-readable name of a refusal.
@@ -25,6 +26,7 @@ const (
 	CodeNotFound       Code = "NOT_FOUND"
 	CodeStoreAway      Code = "STORE_UNAVAILABLE"
 	CodeEngineAway     Code = "AVAILABILITY_ENGINE_UNAVAILABLE"
+	CodeNotReady       Code = "AVAILABILITY_CONTROLLER_NOT_READY"
 	CodeInternal       Code = "INTERNAL"
 	CodeRouteInvalid   Code = "ROUTE_INVALID"
 	CodeRouteName      Code = "ROUTE_NAME_MISMATCH"
@@ -109,6 +111,8 @@ func problemOf(err error, log *slog.Logger) *Problem {
 		return refuse(http.StatusRequestEntityTooLarge, CodeTooLarge, "the request is too large; send it in parts")
 	}
 	switch {
+	case errors.Is(err, engine.ErrNotReady):
+		return refuse(http.StatusServiceUnavailable, CodeNotReady, "this controller does not decide about policies now, so nothing was done and nothing can be said about them: it has just started, NATS is away, or another controller leads; try again in a moment, or on the other controller's host")
 	case errors.Is(err, identity.ErrInvalidName), errors.Is(err, identity.ErrInvalidGrant), errors.Is(err, identity.ErrToken):
 		return refuse(http.StatusUnprocessableEntity, CodeTokenInvalid, "%v", err)
 	case errors.Is(err, bus.ErrNotConnected):

@@ -83,7 +83,11 @@ func (s *Server) status(ctx context.Context, _ *http.Request) (any, error) {
 	rep := s.Fleet.report(time.Now())
 	s.drained(rep.Nodes)
 	if s.Availability != nil {
-		rep.Policies = append(rep.Policies, s.Availability.List()...)
+		if err := s.Availability.Known(); err != nil {
+			rep.Warnings = append(rep.Warnings, "available workloads are not shown: "+problemOf(err, s.Logger).Detail)
+		} else {
+			rep.Policies = append(rep.Policies, s.Availability.List()...)
+		}
 	}
 	routes, err := s.listRoutes(ctx, nil)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -44,7 +45,10 @@ type Config struct {
 	Revoked func([]identity.Revocation)
 	// Availability is the policy engine; nil: it has not started.
 	Availability Availability
-	Logger       *slog.Logger
+	// Audit takes every request that was refused or changed something (OBS-2);
+	// nil: they are logged only. It must not block.
+	Audit  func(bus.AuditEvent)
+	Logger *slog.Logger
 }
 
 // Server answers the controller's API.
@@ -90,7 +94,9 @@ func (s *Server) Handler() http.Handler {
 	s.mount(mux)
 	mux.HandleFunc("GET /v1/openapi.json", s.document)
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeProblem(w, refuse(http.StatusNotFound, CodeNotFound, "there is no %s %s; CLI and controller may be of different versions", r.Method, r.URL.Path))
+		p := refuse(http.StatusNotFound, CodeNotFound, "there is no %s %s; CLI and controller may be of different versions", r.Method, r.URL.Path)
+		s.refused(r.Context(), r.Method, r.URL.Path, p)
+		writeProblem(w, p)
 	})
 	return mux
 }
@@ -113,9 +119,12 @@ func (s *Server) call(h handler) http.Handler {
 		out, err := h(ctx, r)
 		if err != nil {
 			p := problemOf(err, s.Logger)
-			s.Logger.Info("request refused", "method", r.Method, "path", r.URL.Path, "code", string(p.Code)) // OBS-2
+			s.refused(r.Context(), r.Method, r.URL.Path, p)
 			writeProblem(w, p)
 			return
+		}
+		if r.Method != http.MethodGet {
+			s.accepted(r.Context(), bus.AuditEvent{Method: r.Method, Path: pathOf(r.URL.Path), Text: strings.TrimSpace(r.Method + " " + pathOf(r.URL.Path) + " " + about(out))})
 		}
 		w.Header().Set("Content-Type", "application/json")
 		_ = json.NewEncoder(w).Encode(out) // the client is gone
@@ -213,6 +222,7 @@ func (s *Server) Serve(ctx context.Context, ln net.Listener) error {
 		Handler:           s.Handler(),
 		ReadHeaderTimeout: readWithin,
 		ReadTimeout:       readWithin,
+		ConnContext:       withCaller,
 		BaseContext:       func(net.Listener) context.Context { return ctx }, // ends followers
 		ErrorLog:          slog.NewLogLogger(s.Logger.Handler(), slog.LevelDebug),
 	}

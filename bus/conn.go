@@ -42,6 +42,7 @@ type Conn struct {
 	logger   *slog.Logger       // fixed
 	metrics  *metrics           // fixed
 	nc       *nats.Conn         // fixed
+	desired  desiredTiming      // fixed
 
 	asked chan struct{} // a report is asked for
 
@@ -74,6 +75,7 @@ func Connect(cfg Config) (*Conn, error) {
 	}
 	c := &Conn{
 		identity:  cfg.Identity,
+		desired:   defaultDesiredTiming(),
 		logger:    cfg.Logger,
 		metrics:   newMetrics(cfg.Registerer),
 		connected: make(chan struct{}),

@@ -23,6 +23,16 @@ const (
 	desiredQueue    = 256 // announcements; they only say that there is something to read
 )
 
+// desiredTiming says how often a node reads although nothing was announced.
+type desiredTiming struct {
+	index time.Duration // the index, and the records of another revision than is known
+	whole time.Duration // every record
+}
+
+func defaultDesiredTiming() desiredTiming {
+	return desiredTiming{index: relistEvery, whole: 10 * time.Minute}
+}
+
 var (
 	errNoDesired    = errors.New("nothing is desired of this node yet")
 	errStaleDesired = errors.New("the record is older than its index")
@@ -119,7 +129,9 @@ func (c *Conn) FollowDesired(ctx context.Context, fn func(map[string]placement.D
 	due := time.NewTimer(0)
 	defer due.Stop()
 	whole := true // read every record, not only those of another revision
-	full := time.NewTicker(relistEvery)
+	index := time.NewTicker(c.desired.index)
+	defer index.Stop()
+	full := time.NewTicker(c.desired.whole)
 	defer full.Stop()
 	connected := c.nextConnect()
 	for {
@@ -131,6 +143,8 @@ func (c *Conn) FollowDesired(ctx context.Context, fn func(map[string]placement.D
 		case <-connected:
 			connected = c.nextConnect()
 			whole = true
+			due.Reset(0)
+		case <-index.C:
 			due.Reset(0)
 		case <-full.C:
 			whole = true

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -98,6 +100,69 @@ func TestDesired_FollowsItsOwnOnly(t *testing.T) { // SEC-2
 	require.Equal(t, calls+1, seen.calls)
 
 	require.ErrorIs(t, srv.Store.KeepDesired(t.Context(), "a", map[string]placement.Desired{"shop": desired("shop", "b", 1)}), placement.ErrInvalidDesired)
+}
+
+// What did not change is not read again, except for a repair now and then.
+func TestDesired_ReadsWhatChanged(t *testing.T) {
+	ca := identitytest.New(t)
+	srv := bustest.Start(t, ca)
+	want := map[string]placement.Desired{}
+	for i := range 5 {
+		w := fmt.Sprintf("web-%d", i)
+		want[w] = desired(w, "a", 1)
+	}
+	require.NoError(t, srv.Store.KeepDesired(t.Context(), "a", want))
+	var mu sync.Mutex
+	reads := map[string]int{} // by key
+	all := dial(t, srv, srv.Identity)
+	const prefix = "opfield.read.KV_opfield_desired."
+	_, err := all.Subscribe(prefix+">", func(m *nats.Msg) {
+		mu.Lock()
+		defer mu.Unlock()
+		reads[strings.TrimPrefix(m.Subject, prefix)]++
+	})
+	require.NoError(t, err)
+	require.NoError(t, all.Flush())
+	take := func() map[string]int {
+		mu.Lock()
+		defer mu.Unlock()
+		out := reads
+		reads = map[string]int{}
+		return out
+	}
+	count := func(key string) int {
+		mu.Lock()
+		defer mu.Unlock()
+		return reads[key]
+	}
+
+	node := srv.Conn(t, ca.Identity(t, identity.RoleNode, "a"))
+	node.ReadDesiredEvery(20*time.Millisecond, time.Hour)
+	var seen wanted
+	bustest.Go(t, func(ctx context.Context) error { return node.FollowDesired(ctx, seen.set) })
+	require.Eventually(t, func() bool {
+		return seen.is(map[string]uint64{"web-0": 1, "web-1": 1, "web-2": 1, "web-3": 1, "web-4": 1}) && count("a") >= 5
+	}, soon, poll)
+	got := take()
+	for w := range want {
+		require.Equal(t, 1, got["a."+w], "%s at rest", w)
+	}
+	want["web-2"] = desired("web-2", "a", 2)
+	require.NoError(t, srv.Store.KeepDesired(t.Context(), "a", want))
+	require.Eventually(t, func() bool {
+		return seen.is(map[string]uint64{"web-0": 1, "web-1": 1, "web-2": 2, "web-3": 1, "web-4": 1})
+	}, soon, poll)
+	require.Eventually(t, func() bool { return count("a") >= 5 }, soon, poll)
+	got = take()
+	require.Equal(t, map[string]int{"a": got["a"], "a.web-2": 1}, got)
+
+	// The repair.
+	other := srv.Conn(t, ca.Identity(t, identity.RoleNode, "a"))
+	other.ReadDesiredEvery(20*time.Millisecond, 200*time.Millisecond)
+	bustest.Go(t, func(ctx context.Context) error {
+		return other.FollowDesired(ctx, func(map[string]placement.Desired) {})
+	})
+	require.Eventually(t, func() bool { return count("a.web-1") >= 3 }, soon, poll)
 }
 
 func TestDesired_MalformedRecordHidesNoOther(t *testing.T) {

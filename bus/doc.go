@@ -2,7 +2,7 @@
 // permissions, the connection, streams and buckets, and the messages on them.
 //
 // Three accounts keep writers apart. Nodes and the controller are in OPFIELD,
-// where the health events are stored. The buckets and node events live in
+// where the health events are stored. The buckets, node and audit events live in
 // OPFIELD_STORE, into which only the controller's store identity can write.
 // Ingress nodes, relays and subscribers are in OPFIELD_READ, where nothing is
 // stored. What one needs of another account comes through imports. One account

@@ -34,7 +34,7 @@ var errPage = errors.New("unexpected answer to a direct get")
 func (c *Conn) list(ctx context.Context, stream, filter string, from uint64) ([]stored, uint64, error) {
 	var out []stored
 	for {
-		page, last, more, err := c.page(ctx, stream, filter, from)
+		page, last, more, err := c.page(ctx, stream, pageRequest{Seq: max(from, 1), NextFor: filter, Batch: pageMessages, MaxBytes: pageBytes})
 		if err != nil {
 			return nil, 0, fmt.Errorf("list %s: %w", stream, err)
 		}
@@ -46,11 +46,20 @@ func (c *Conn) list(ctx context.Context, stream, filter string, from uint64) ([]
 	}
 }
 
-func (c *Conn) page(ctx context.Context, stream, filter string, from uint64) (out []stored, last uint64, more bool, err error) {
+// pageRequest is a direct get of several messages.
+type pageRequest struct {
+	Seq       uint64     `json:"seq,omitempty"` // the first, or StartTime
+	StartTime *time.Time `json:"start_time,omitempty"`
+	NextFor   string     `json:"next_by_subj"`
+	Batch     int        `json:"batch"`
+	MaxBytes  int        `json:"max_bytes"`
+}
+
+func (c *Conn) page(ctx context.Context, stream string, what pageRequest) (out []stored, last uint64, more bool, err error) {
 	if !c.Connected() {
 		return nil, 0, false, ErrNotConnected
 	}
-	req, err := json.Marshal(map[string]any{"seq": max(from, 1), "next_by_subj": filter, "batch": pageMessages, "max_bytes": pageBytes})
+	req, err := json.Marshal(what)
 	if err != nil {
 		return nil, 0, false, err
 	}

@@ -15,6 +15,8 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/opfield/availability/bus"
+	"github.com/opfield/availability/bus/bustest"
+	"github.com/opfield/availability/identity/identitytest"
 	"github.com/opfield/availability/placement"
 )
 
@@ -168,6 +170,38 @@ func TestSchema_Node(t *testing.T) {
 	}
 }
 
+func TestSchema_Audit(t *testing.T) { // OBS-2
+	schema := readSchema(t, "audit-v1.json")
+	srv := bustest.Start(t, identitytest.New(t))
+	log, _ := auditLog(t, srv, 0)
+	bustest.Go(t, log.Run)
+	kinds := []bus.AuditKind{bus.AuditAccepted, bus.AuditRefused, bus.AuditOperation, bus.AuditStep, bus.AuditRepaired, bus.AuditTakeover, bus.AuditEnded}
+	for _, k := range kinds {
+		log.Add(bus.AuditEvent{Kind: k, Text: "x"})
+		log.Add(bus.AuditEvent{
+			Kind: k, Text: "x", Workload: "shop", Node: "node-1", Operation: "shop-3", Code: "NODE_OFFLINE", Request: "enable-availability",
+			Method: "POST", Path: "/v1/availability", Who: "uid 0", At: time.Now(),
+		})
+	}
+	var page bus.AuditPage
+	require.Eventually(t, func() bool {
+		var err error
+		page, err = srv.Controller.ReadAudit(t.Context(), bus.AuditQuery{}, 0)
+		return err == nil && len(page.Events) == 2*len(kinds)
+	}, soon, poll)
+	for _, m := range page.Events {
+		b, err := json.Marshal(m)
+		require.NoError(t, validate(schema, decoded(t, b, err), "event"))
+	}
+	b, err := json.Marshal(page.Events[1])
+	require.NoError(t, err)
+	for _, change := range [][2]string{{`"shop"`, `"SHOP"`}, {`"accepted"`, `"wished"`}, {`"text":"x",`, ``}, {"audit.v1", "audit.v2"}} {
+		bad := strings.Replace(string(b), change[0], change[1], 1)
+		require.NotEqual(t, string(b), bad)
+		require.Error(t, validate(schema, decoded(t, []byte(bad), nil), "event"), change)
+	}
+}
+
 func TestDocs_NameTheRealThing(t *testing.T) { // EVT-2
 	var doc struct {
 		AsyncAPI string `yaml:"asyncapi"`
@@ -202,4 +236,12 @@ func TestDocs_NameTheRealThing(t *testing.T) { // EVT-2
 	e, err := placement.UnmarshalEvent([]byte(example))
 	require.NoError(t, err)
 	require.True(t, e.Serves())
+	_, after, ok = strings.Cut(after, "```json\n")
+	require.True(t, ok)
+	example, _, _ = strings.Cut(after, "```")
+	m, err := bus.UnmarshalAudit([]byte(example))
+	require.NoError(t, err)
+	require.Equal(t, m.Type, doc.Components.Messages["audit"].Name)
+	require.NoError(t, validate(readSchema(t, "audit-v1.json"), decoded(t, []byte(example), nil), "event"))
+	require.Equal(t, "opfield.audit.v1.workload.{workload}", doc.Channels["auditOfWorkload"].Address)
 }

@@ -76,7 +76,7 @@ func EnsureStreams(ctx context.Context, c *Conn) error {
 	return nil
 }
 
-// Ensure creates the buckets and the stream of node events.
+// Ensure creates the buckets and the streams of node and audit events.
 func (s *Store) Ensure(ctx context.Context) error {
 	for _, b := range Buckets() {
 		_, err := s.js.CreateOrUpdateKeyValue(ctx, jetstream.KeyValueConfig{
@@ -103,7 +103,7 @@ func (s *Store) Ensure(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("create stream %s: %w", streamNodes, err)
 	}
-	return nil
+	return s.ensureAudit(ctx)
 }
 
 // bucket opens a bucket once: opening asks the server about its stream.

@@ -40,9 +40,11 @@ func readersBuckets() []string {
 const (
 	streamPlacements = "OPFIELD_PLACEMENTS"
 	streamNodes      = "OPFIELD_NODES"
+	streamAudit      = "OPFIELD_AUDIT"
 
 	subjectPlacements = placement.SubjectPrefix + ">"
 	subjectNodes      = "opfield.node.v1."
+	subjectAudit      = "opfield.audit.v1."
 	subjectStatus     = "opfield.status.v1."
 	subjectInventory  = "opfield.inventory.v1."
 	subjectSign       = "opfield.identity.v1."
@@ -139,7 +141,7 @@ func (a *account) importService(from, subject, to string) {
 // has the users of each account; embedded, they follow from certificates.
 func accountsConfig(users map[string]string) string {
 	store, shared, readers := &account{jetStream: "enabled"}, &account{jetStream: "enabled"}, &account{jetStream: "disabled"}
-	for _, s := range []string{subjectChanged + ">", subjectNodes + ">"} {
+	for _, s := range []string{subjectChanged + ">", subjectNodes + ">", subjectAudit + ">"} {
 		store.exportStream(s)
 		shared.importStream(accountStore, s)
 	}
@@ -147,7 +149,7 @@ func accountsConfig(users map[string]string) string {
 	for _, b := range readersBuckets() {
 		readers.importStream(accountStore, subjectChanged+b+".>")
 	}
-	for _, s := range storeStreams(Buckets()) {
+	for _, s := range append(storeStreams(Buckets()), streamAudit) {
 		store.exportService(directGet + s)
 		shared.importService(accountStore, directGet+s, subjectRead+s)
 	}

@@ -23,14 +23,6 @@ type Plan struct {
 	Events []Event
 }
 
-// Event is something that was decided, for people.
-type Event struct {
-	Operation string `json:"operation,omitempty"`
-	Node      string `json:"node,omitempty"`
-	Code      Code   `json:"code,omitempty"`
-	Text      string `json:"text"`
-}
-
 // decision is one call of Decide.
 type decision struct {
 	now    time.Time
@@ -56,6 +48,7 @@ func Decide(now time.Time, doc Document, w World) Plan {
 		op := &d.doc.Operations[i]
 		op.Steps, op.Avoid, op.Left = slices.Clip(op.Steps), slices.Clip(op.Avoid), slices.Clone(op.Left)
 	}
+	d.repaired()
 	d.adopted()
 	d.check()
 	d.drain()
@@ -111,7 +104,7 @@ func (d *decision) active() *Operation {
 // step notes something done.
 func (d *decision) step(node, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	e := Event{Node: node, Text: text}
+	e := Event{Kind: Stepped, Node: node, Text: text}
 	if op := d.active(); op != nil {
 		op.Steps = append(op.Steps, Step{At: d.now, Name: text})
 		e.Operation = op.ID

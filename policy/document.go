@@ -48,6 +48,8 @@ type Placement struct {
 	After placement.Want `json:"after,omitempty"`
 	// Surge: it was started above the wanted count, for the time of a rollout.
 	Surge bool `json:"surge,omitempty"`
+	// Outside is the number of the last change by hand that was told (MOD-4).
+	Outside uint64 `json:"outside,omitempty"`
 	// For is the operation that works on it.
 	For string `json:"for,omitempty"`
 	// Replica checks (RDY-2).

@@ -45,7 +45,7 @@ func (d *decision) queue(t Type, reason string) {
 	op := d.doc.add(d.now, t, reason)
 	op.Next = d.now.Add(d.jitter())
 	d.wake(op.Next)
-	d.events = append(d.events, Event{Operation: op.ID, Text: fmt.Sprintf("%s: %s", t, reason)})
+	d.events = append(d.events, Event{Kind: Progressed, Operation: op.ID, Text: fmt.Sprintf("%s: %s", t, reason)})
 }
 
 func (d *decision) has(types ...Type) bool {

@@ -209,6 +209,11 @@ func (h *host) set(what string) error {
 		h.exists, h.running, h.gen, h.content = false, false, 0, ""
 	case "crashes":
 		h.running = false
+	case "tampered":
+		h.running = false
+		h.tampered++
+	case "forgets":
+		h.tampered = 1 // a change after the agent lost its memory
 	default:
 		return fmt.Errorf("a node does not know %q", what)
 	}

@@ -181,7 +181,7 @@ func (d *decision) archive(op Operation, status Status, code Code, message strin
 	op.Avoid, op.Seen = nil, time.Time{}
 	history := make([]Operation, 0, MaxHistory) // that of the given document stays as it is
 	d.doc.History = append(append(history, op), d.doc.History[:min(len(d.doc.History), MaxHistory-1)]...)
-	d.events = append(d.events, Event{Operation: op.ID, Code: op.Code, Text: fmt.Sprintf("%s %s: %s", op.Type, op.Status, cmp.Or(op.Message, op.Result))})
+	d.events = append(d.events, Event{Kind: Progressed, Operation: op.ID, Code: op.Code, Text: fmt.Sprintf("%s %s: %s", op.Type, op.Status, cmp.Or(op.Message, op.Result))})
 }
 
 // finish ends the operation that is worked on.
@@ -220,7 +220,7 @@ func (d *decision) again(code Code, format string, args ...any) {
 		wait *= 2
 	}
 	op.Next = d.now.Add(min(wait, d.w.Timing.RetryMost))
-	d.events = append(d.events, Event{Operation: op.ID, Code: code, Text: fmt.Sprintf("attempt %d failed: %s", op.Attempts, op.Message)})
+	d.events = append(d.events, Event{Kind: Progressed, Operation: op.ID, Code: code, Text: fmt.Sprintf("attempt %d failed: %s", op.Attempts, op.Message)})
 	d.wake(op.Next)
 }
 

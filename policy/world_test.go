@@ -88,6 +88,7 @@ type host struct {
 	fault     *placement.Fault
 	released  bool
 	platforms []string
+	tampered  uint64 // how often somebody stopped the container by hand
 }
 
 func newScripted(t testing.TB, nodes int) *scripted {
@@ -410,6 +411,9 @@ func (h *host) observe() placement.Observed {
 		Workload: d.Workload, Node: h.id, Revision: d.Revision, Generation: h.gen, Restarts: h.restarts, State: placement.StateRemoved,
 		ImageReady: d.Image.Digest != "" && h.images[d.Image.Digest] || d.Image.Digest == "" && h.exists, Ready: h.ready(), Looping: h.looping && h.running,
 		PrefetchReady: d.Prefetch != nil && h.images[d.Prefetch.Digest], Fault: h.fault, Done: takes == 0 && h.action == nil && h.fault == nil,
+	}
+	if h.tampered > 0 {
+		o.Outside, o.OutsideNumber = "the container was stopped", h.tampered
 	}
 	if d.Mirror != nil && h.mirrorOf == d.Mirror.Source {
 		o.Mirrored = h.mirrored

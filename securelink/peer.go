@@ -42,6 +42,7 @@ type PeerConfig struct {
 	Links    *LinkSet        // accepting end only
 	Accept   func(*Incoming) // accepting end only; each call has its own goroutine
 	Watcher  Watcher         // dialing end only
+	Up       func()          // a session came up and takes new streams; may be nil; must not block
 	Logger   *slog.Logger
 }
 
@@ -142,6 +143,9 @@ func (p *Peer) up(s *session) {
 	p.current, p.since, p.lastErr = s, time.Now(), nil
 	p.mu.Unlock()
 	p.cfg.Logger.Info("relay session up", "relay", p.cfg.Relay.ID)
+	if p.cfg.Up != nil {
+		p.cfg.Up()
+	}
 }
 
 func (p *Peer) down(s *session, err error) {

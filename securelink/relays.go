@@ -23,6 +23,7 @@ type RelaysConfig struct {
 	Links    *LinkSet                       // accepting end only
 	Accept   func(*Incoming)                // accepting end only
 	Watcher  Watcher                        // dialing end only; may be nil
+	Up       func()                         // a session came up and takes new streams; may be nil; must not block
 	Logger   *slog.Logger
 }
 
@@ -107,7 +108,7 @@ func (r *Relays) reconcile(ctx context.Context) {
 		p := &running{stop: stop, done: make(chan struct{}), peer: NewPeer(PeerConfig{
 			Relay: addr, TLS: r.cfg.TLS(addr.ID), Instance: r.cfg.Instance,
 			Links: r.cfg.Links, Accept: r.cfg.Accept, Logger: r.cfg.Logger,
-			Watcher: r.watcher(),
+			Watcher: r.watcher(), Up: r.cfg.Up,
 		})}
 		r.peers[addr] = p
 		go func() {

@@ -13,6 +13,7 @@ import (
 	"github.com/opfield/availability/api"
 	"github.com/opfield/availability/placement"
 	"github.com/opfield/availability/policy"
+	"github.com/opfield/availability/policy/engine"
 )
 
 var _ api.Availability = (*Policies)(nil)
@@ -29,6 +30,7 @@ type Policies struct {
 	warnings   []policy.Notice
 	policies   map[string]*kept
 	clock      time.Time
+	unknown    bool
 }
 
 type kept struct {
@@ -73,6 +75,24 @@ func (p *Policies) Work(workload string, change func(*policy.View, *policy.Opera
 	k := p.policies[workload]
 	change(&k.view, &k.queue[0])
 	p.endLocked(workload, k)
+}
+
+// SetKnown says whether the engine knows the policies. Requests are not
+// refused for it.
+func (p *Policies) SetKnown(known bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unknown = !known
+}
+
+// Known is part of api.Availability.
+func (p *Policies) Known() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.unknown {
+		return engine.ErrNotReady
+	}
+	return nil
 }
 
 // Changes returns the versions that were asked for.

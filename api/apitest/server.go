@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/opfield/availability/api"
+	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/bus/bustest"
 	"github.com/opfield/availability/identity/identitytest"
 	"github.com/opfield/availability/placement"
@@ -32,13 +33,17 @@ func Start(t *testing.T, engine api.Availability, log *slog.Logger) *Server {
 	s := &Server{CA: ca, NATS: bustest.Start(t, ca), Socket: filepath.Join(t.TempDir(), "api.sock")}
 	fleet, err := api.NewFleet(api.FleetConfig{Conn: s.NATS.Controller, Store: s.NATS.Store, Members: ca.Members, Logger: log})
 	require.NoError(t, err)
+	audit, err := bus.NewAuditLog(bus.AuditConfig{Store: s.NATS.Store, Logger: log})
+	require.NoError(t, err)
 	srv, err := api.New(api.Config{
-		Conn: s.NATS.Controller, Store: s.NATS.Store, CA: ca.CA, Fleet: fleet, CheckRoute: checkRoute, Availability: engine, Logger: log,
+		Audit: audit.Add,
+		Conn:  s.NATS.Controller, Store: s.NATS.Store, CA: ca.CA, Fleet: fleet, CheckRoute: checkRoute, Availability: engine, Logger: log,
 	})
 	require.NoError(t, err)
 	ln, err := api.Listen(s.Socket)
 	require.NoError(t, err)
 	bustest.Go(t, fleet.Run)
+	bustest.Go(t, audit.Run)
 	bustest.Go(t, func(ctx context.Context) error { return srv.Serve(ctx, ln) })
 	return s
 }

@@ -131,7 +131,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 		TLS: func(relay string) *tls.Config {
 			return p.id.ClientTLS(identity.Name{Role: identity.RoleRelay, ID: relay})
 		},
-		Instance: daemon.Instance(), Links: p.links.Relays, Accept: p.acceptor.Accept, Logger: p.log,
+		Instance: daemon.Instance(), Links: p.links.Relays, Accept: p.acceptor.Accept, Up: p.images.Try, Logger: p.log,
 	})
 	return c.work(ctx, p)
 }

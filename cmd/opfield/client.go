@@ -13,6 +13,7 @@ import (
 	"os"
 	"strings"
 	"text/tabwriter"
+	"time"
 	"unicode"
 
 	"golang.org/x/sys/unix"
@@ -20,19 +21,24 @@ import (
 	"github.com/opfield/availability/api"
 )
 
-const maxAnswer = 256 << 20 // 5,000 routes and 10,000 links fit many times
+const (
+	maxAnswer   = 256 << 20 // 5,000 routes and 10,000 links fit many times
+	readyWithin = 5 * time.Second
+	readyAgain  = 250 * time.Millisecond
+)
 
 // client talks to the controller over its socket.
 type client struct {
 	socket string
 	http   *http.Client
+	talk   io.Writer // for people
 }
 
-func newClient(socket string) *client {
+func newClient(socket string, talk io.Writer) *client {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", socket)
 	}
-	return &client{socket: socket, http: &http.Client{Transport: &http.Transport{DialContext: dial}}}
+	return &client{socket: socket, talk: talk, http: &http.Client{Transport: &http.Transport{DialContext: dial}}}
 }
 
 // call sends body as JSON and decodes the answer into out, if not nil.
@@ -69,9 +75,24 @@ func (c *client) poll(ctx context.Context, path, have string, out any) (string, 
 	return resp.Header.Get("ETag"), decodeAnswer(resp, out)
 }
 
-// open returns a successful answer; a problem document is an *api.Problem.
+// open returns a successful answer; a problem document is an *api.Problem. A
+// controller that has just started is asked again for a while: it did nothing.
 func (c *client) open(ctx context.Context, method, path string, body any) (*http.Response, error) {
-	return c.send(ctx, method, path, body, "")
+	begin := time.Now()
+	for told := false; ; told = true {
+		resp, err := c.send(ctx, method, path, body, "")
+		if p, ok := errors.AsType[*api.Problem](err); !ok || p.Code != api.CodeNotReady || time.Since(begin) >= readyWithin {
+			return resp, err
+		}
+		if !told {
+			fmt.Fprintln(c.talk, "the controller does not decide about policies yet; trying again")
+		}
+		select {
+		case <-time.After(readyAgain):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 // errAway is a controller that cannot be reached.

@@ -308,7 +308,7 @@ func TestHA_DisableAsks(t *testing.T) { // DIS-1
 	ask := func(answer string) error {
 		_, err := screen.WriteString(answer + "\n")
 		require.NoError(t, err)
-		s := &session{ctx: t.Context(), client: newClient(f.server.Socket), in: program, out: io.Discard, talk: io.Discard}
+		s := &session{ctx: t.Context(), client: newClient(f.server.Socket, io.Discard), in: program, out: io.Discard, talk: io.Discard}
 		return (&haDisableCmd{Workload: "web", Survivor: "n1", waitFlags: waitFlags{NoWait: true}}).Run(s)
 	}
 	require.ErrorContains(t, ask("no"), "AVAILABILITY_CONFIRMATION_REQUIRED")
@@ -342,4 +342,54 @@ func (f *fleet) start(ctx context.Context, args ...string) (out, talk *syncBuffe
 		}
 	})
 	return out, talk, done
+}
+
+func TestHA_ControllerNotReady(t *testing.T) { // API-3
+	f := newFleet(t)
+	f.enabled()
+	f.policies.SetKnown(false)
+	ready := time.AfterFunc(time.Second, func() { f.policies.SetKnown(true) })
+	defer ready.Stop()
+	code, out, talk := f.cli("ha", "get", "web")
+	require.Zero(t, code, talk)
+	require.Contains(t, out, "n1")
+	require.Equal(t, 1, strings.Count(talk, "trying again"), talk)
+
+	f.policies.SetKnown(false)
+	begin := time.Now()
+	talk = f.refused(exitFailed, "ha", "list")
+	require.Contains(t, talk, "AVAILABILITY_CONTROLLER_NOT_READY")
+	require.NotContains(t, talk, "NOT_ENABLED")
+	require.GreaterOrEqual(t, time.Since(begin), readyWithin)
+}
+
+func TestAudit_List(t *testing.T) { // OBS-2, API-3
+	f := newFleet(t)
+	f.enabled()
+	f.refused(exitFailed, "ha", "disable", "web", "--survivor", "n9", "--confirm", "web")
+	require.Eventually(t, func() bool { return strings.Count(f.must("audit", "list", "--since", "1h"), "\n") == 2 }, soon, 20*time.Millisecond)
+	out := f.must("audit", "list")
+	require.Regexp(t, `(?m)^\S+ \S+  accepted   web +enable-availability of web, by uid \d+$`, out)
+	require.Regexp(t, `(?m)^\S+ \S+  refused    web +POST /v1/availability/web/disable: AVAILABILITY_SURVIVOR_REQUIRED, by uid \d+$`, out)
+	require.Empty(t, f.must("audit", "list", "--workload", "other"))
+	f.refused(exitUsage, "audit", "list", "--since", "-1h")
+
+	for line := range strings.Lines(f.must("--json", "audit", "list", "--workload", "web")) {
+		var m bus.AuditMessage
+		require.NoError(t, json.Unmarshal([]byte(line), &m))
+		require.Equal(t, "workload.web", m.Subject)
+	}
+
+	ctx, cancel := context.WithCancel(t.Context())
+	var followed syncBuffer
+	done := make(chan int, 1)
+	go func() {
+		done <- run(ctx, []string{"--socket", f.server.Socket, "audit", "list", "--follow"}, &followed, io.Discard)
+	}()
+	require.Eventually(t, func() bool { return strings.Contains(followed.String(), "refused") }, soon, 10*time.Millisecond)
+	f.must("ha", "stop", "web")
+	require.Eventually(t, func() bool { return strings.Contains(followed.String(), "stop-workload of web") }, soon, 10*time.Millisecond)
+	cancel()
+	require.Zero(t, <-done)
+	require.Equal(t, 1, strings.Count(followed.String(), "enable-availability"), "each once")
 }

@@ -41,6 +41,7 @@ type app struct {
 	Status     statusCmd     `cmd:"" help:"Show nodes, relays, ingress nodes, available workloads, routes and links."`
 	Workloads  workloadsCmd  `cmd:"" help:"Show every container and Compose project of every node, announced or not."`
 	Events     eventsCmd     `cmd:"" help:"Show health events."`
+	Audit      auditCmd      `cmd:"" help:"What was asked for, decided and done."`
 	Nodes      nodesCmd      `cmd:"" help:"Nodes."`
 	Identity   identityCmd   `cmd:"" help:"Identities of processes."`
 	NATS       natsCmd       `cmd:"" name:"nats" help:"Use an own NATS cluster."`
@@ -100,7 +101,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 		fmt.Fprintln(stderr, "see opfield --help")
 		return exitUsage
 	}
-	s := &session{ctx: ctx, client: newClient(cli.Socket), json: cli.JSON, in: os.Stdin, out: stdout, talk: stderr}
+	s := &session{ctx: ctx, client: newClient(cli.Socket, stderr), json: cli.JSON, in: os.Stdin, out: stdout, talk: stderr}
 	verb := ""
 	if n := kctx.Selected(); n != nil {
 		verb = n.Name

@@ -232,6 +232,11 @@ func TestController_EndToEnd(t *testing.T) { // SEC-1, API-3, DSC-2
 	require.NoError(t, err)
 	require.Contains(t, string(b), "opfield_nats_connected 1")
 	require.Contains(t, string(b), `opfield_nodes{state="online"} 0`)
+
+	require.Contains(t, string(b), `opfield_audit_dropped_total{reason="full"} 0`)
+	audit := c.must("audit", "list") // OBS-2
+	require.Contains(t, audit, "decides about policies from now on")
+	require.Regexp(t, `accepted .* POST /v1/identities/revoke \(`, audit)
 }
 
 func TestServe_WithoutItsNATS(t *testing.T) { // LNK-8, API-3

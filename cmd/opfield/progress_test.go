@@ -130,7 +130,7 @@ func TestProgress_Terminal(t *testing.T) { // API-3
 	require.NoError(t, unix.IoctlSetWinsize(int(program.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Col: 60, Row: 20}))
 	done := make(chan error, 1)
 	go func() {
-		s := &session{ctx: t.Context(), client: newClient(f.server.Socket), out: program, talk: io.Discard}
+		s := &session{ctx: t.Context(), client: newClient(f.server.Socket, io.Discard), out: program, talk: io.Discard}
 		done <- s.follow("web", *f.view().Operation)
 	}()
 	var seen strings.Builder
@@ -193,7 +193,7 @@ func TestProgress_Lines(t *testing.T) { // API-3
 func TestProgress_ControllerAway(t *testing.T) { // API-3
 	f := newFleet(t)
 	f.enabled()
-	s := &session{ctx: t.Context(), client: newClient(f.server.Socket), out: &syncBuffer{}, talk: &syncBuffer{}}
+	s := &session{ctx: t.Context(), client: newClient(f.server.Socket, io.Discard), out: &syncBuffer{}, talk: &syncBuffer{}}
 	op := *f.view().Operation
 	away := f.server.Socket + ".away"
 	require.NoError(t, os.Rename(f.server.Socket, away))

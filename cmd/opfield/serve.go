@@ -148,6 +148,10 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	if err != nil {
 		return err
 	}
+	audit, err := bus.NewAuditLog(bus.AuditConfig{Store: store, Logger: log, Registerer: reg})
+	if err != nil {
+		return err
+	}
 	rights := &imageRights{log: log}
 	images, err := registry.New(registry.Config{
 		Dir: filepath.Join(c.StateDir, "registry"), Grants: rights, Keep: rights.keep, Identity: main, Logger: log, Registerer: reg,
@@ -170,7 +174,7 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 		relays.Set(relayAddresses(ca))
 	}
 	decide, err := engine.New(engine.Config{
-		Store: store, Nodes: conn, Fleet: fleet, Logger: log.With("part", "policy"), Registerer: reg,
+		Store: store, Nodes: conn, Fleet: fleet, Audit: audit.Add, Logger: log.With("part", "policy"), Registerer: reg,
 		// The embedded server's port and store folder have one owner: no other
 		// controller is alive that could use them.
 		Alone: len(c.NATSURL) == 0,
@@ -191,7 +195,7 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 		return digests, nil
 	}
 	server, err := api.New(api.Config{
-		Conn: conn, Store: store, CA: ca, Fleet: fleet, CheckRoute: checkRoute, Availability: decide, Logger: log,
+		Conn: conn, Store: store, CA: ca, Fleet: fleet, CheckRoute: checkRoute, Availability: decide, Audit: audit.Add, Logger: log,
 		Revoked: func([]identity.Revocation) { changed() },
 	})
 	if err != nil {
@@ -207,6 +211,7 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return keeper.Run(ctx) })
 	g.Go(func() error { return fleet.Run(ctx) })
+	g.Go(func() error { return audit.Run(ctx) })
 	g.Go(func() error { return decide.Run(ctx) })
 	g.Go(func() error { return conn.FollowBucket(ctx, bus.BucketDesired, rights.learn) })
 	g.Go(func() error { return images.Run(ctx) })

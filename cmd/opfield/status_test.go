@@ -94,7 +94,7 @@ func TestStatus_Watch(t *testing.T) { // API-3
 	watch := func(out io.Writer) (stop func()) {
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		s := &session{ctx: ctx, client: newClient(socket), out: out, talk: io.Discard}
+		s := &session{ctx: ctx, client: newClient(socket, io.Discard), out: out, talk: io.Discard}
 		go func() { done <- (&statusCmd{Watch: true}).Run(s) }()
 		return func() { cancel(); require.NoError(t, <-done) }
 	}

@@ -198,6 +198,7 @@ func (c *Carrier) SetDesired(ctx context.Context, all map[string]placement.Desir
 				switch {
 				case d != nil && m.Desired == nil: // what was asked for before does not count
 					m.Restarts, m.Restarting, m.ReleasedAs = d.Restarts, "", nil
+					m.Outside, m.OutsideNumber = "", 0 // it was told to a policy that is over
 				case d == nil && m.Current == "":
 					m.leave(pages, workload)
 					continue

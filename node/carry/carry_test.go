@@ -383,3 +383,23 @@ func TestEngineAway_BackAtOnce(t *testing.T) { // RDY-4, STP-3
 		require.LessOrEqual(t, h.seen("web").Crashes, 1)
 	})
 }
+
+// A Docker daemon that starts after the agent is noticed soon.
+func TestFacts_DockerComesLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.engine.Stop()
+		h.start()
+		defer func() { h.stop() }()
+		r, known := h.carrier.Report()
+		require.True(t, known)
+		require.NotEmpty(t, r.Facts.Error)
+		time.Sleep(2 * time.Second)
+		h.engine.Start()
+		time.Sleep(3 * time.Second)
+		synctest.Wait()
+		r, _ = h.carrier.Report()
+		require.Empty(t, r.Facts.Error)
+		require.NotEmpty(t, r.Facts.Docker)
+	})
+}

@@ -58,14 +58,18 @@ func (f *facts) get() (placement.NodeFacts, []placement.Observed, bool) {
 }
 
 func (f *facts) run(ctx context.Context) error {
-	tick := time.NewTicker(checkEvery)
-	defer tick.Stop()
+	again := retryFirst
 	for {
-		f.look(ctx)
+		wait := checkEvery
+		if f.look(ctx) {
+			again = retryFirst
+		} else {
+			wait, again = again, min(2*again, retryMost)
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-tick.C:
+		case <-time.After(wait):
 		case <-f.wake:
 			select { // one look for many events
 			case <-ctx.Done():
@@ -75,8 +79,9 @@ func (f *facts) run(ctx context.Context) error {
 	}
 }
 
-// look asks the engine. Without an answer the last facts stay, with the error.
-func (f *facts) look(ctx context.Context) {
+// look asks the engine and reports whether it answered. Without an answer the
+// last facts stay, with the error.
+func (f *facts) look(ctx context.Context) bool {
 	engine := f.carrier.config.Engine
 	about, err := within(ctx, listLimit, "ask Docker about the node", func(ctx context.Context) (system.Info, error) { return engine.Info(ctx) })
 	var list []container.Summary
@@ -86,13 +91,13 @@ func (f *facts) look(ctx context.Context) {
 		})
 	}
 	if ctx.Err() != nil {
-		return
+		return false
 	}
 	if err != nil {
 		f.mu.Lock()
 		f.known, f.now.Error, f.now.Docker = true, clip(err.Error()), ""
 		f.mu.Unlock()
-		return
+		return false
 	}
 	next := placement.NodeFacts{
 		Arch: arch(about.Architecture), OS: about.OSType, Docker: about.ServerVersion,
@@ -130,6 +135,7 @@ func (f *facts) look(ctx context.Context) {
 	defer f.mu.Unlock()
 	f.known, f.now, f.strays = true, next, strays
 	maps.DeleteFunc(f.uses, func(id string, _ use) bool { return !ids[id] })
+	return true
 }
 
 func address(ip string) string {

@@ -34,7 +34,8 @@ import (
 
 const (
 	probeEvery    = 15 * time.Second
-	probeAgain    = time.Second // while it is not reached
+	probeFirst    = 250 * time.Millisecond // while it is not reached, doubled each time
+	probeMost     = 2 * time.Second
 	probeWithin   = 5 * time.Second
 	dialWithin    = 8 * time.Second // an announced restart of a relay is shorter
 	dialEvery     = 250 * time.Millisecond
@@ -68,6 +69,7 @@ type Door struct {
 	proof     [sha256.Size]byte // of user and password
 	transport *http.Transport
 	prober    *http.Transport // a stream for each probe, and no patience
+	tried     chan struct{}   // capacity 1
 	proxy     *httputil.ReverseProxy
 
 	mu    sync.Mutex
@@ -88,7 +90,7 @@ func New(cfg Config) (*Door, error) {
 	if err := CheckListen(cfg.Listen); err != nil {
 		return nil, err
 	}
-	d := &Door{cfg: cfg, password: rand.Text(), state: errStarting}
+	d := &Door{cfg: cfg, password: rand.Text(), tried: make(chan struct{}, 1), state: errStarting}
 	d.proof = proof(user, d.password)
 	d.transport = &http.Transport{
 		DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return d.dial(ctx) },
@@ -150,6 +152,15 @@ func (d *Door) Check(context.Context) error {
 	return d.state
 }
 
+// Try lets the registry be asked now, such as after a session with a relay
+// came up.
+func (d *Door) Try() {
+	select {
+	case d.tried <- struct{}{}:
+	default:
+	}
+}
+
 // Run serves until ctx is done. A port that is taken is no reason to end: the
 // node does everything else meanwhile.
 func (d *Door) Run(ctx context.Context) error {
@@ -174,10 +185,19 @@ func (d *Door) serve(ctx context.Context, ln net.Listener) error {
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(ln) }()
-	for wait := time.Duration(0); pause(ctx, wait); {
-		wait = probeEvery
-		if err := d.probe(ctx); err != nil {
-			wait = probeAgain
+	again := probeFirst
+	for ctx.Err() == nil {
+		wait := probeEvery
+		if err := d.probe(ctx); err == nil {
+			again = probeFirst
+		} else {
+			wait, again = again, min(2*again, probeMost)
+		}
+		select {
+		case <-time.After(wait):
+		case <-d.tried:
+			again = probeFirst
+		case <-ctx.Done():
 		}
 	}
 	stop, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopWithin)

@@ -103,12 +103,14 @@ func freePort(t *testing.T) string {
 // node starts a node's sessions and its door.
 func (r *rig) node(id string) *Door {
 	who := r.ca.Identity(r.t, identity.RoleNode, id)
-	rs := r.peer(who, securelink.RelaysConfig{Links: &securelink.LinkSet{}, Accept: func(in *securelink.Incoming) { in.Refuse(securelink.NotRegistered) }})
-	r.run(rs.Run)
-	d, err := New(Config{Listen: freePort(r.t), Logger: quiet(), Dial: func(ctx context.Context) (net.Conn, error) {
+	var d *Door
+	rs := r.peer(who, securelink.RelaysConfig{Links: &securelink.LinkSet{}, Accept: func(in *securelink.Incoming) { in.Refuse(securelink.NotRegistered) }, Up: func() { d.Try() }})
+	var err error
+	d, err = New(Config{Listen: freePort(r.t), Logger: quiet(), Dial: func(ctx context.Context) (net.Conn, error) {
 		return rs.DialService(ctx, placement.ServiceRegistry, who.ClientTLS(identity.ControllerName()))
 	}})
 	require.NoError(r.t, err)
+	r.run(rs.Run)
 	r.run(func(ctx context.Context) { _ = d.Run(ctx) })
 	return d
 }
@@ -270,4 +272,48 @@ func TestDoor_PortTaken(t *testing.T) {
 	require.Eventually(t, func() bool { return errors.Is(d.Check(ctx), io.EOF) }, 10*time.Second, time.Millisecond)
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
+}
+
+// A node whose relay comes up late reaches the registry at once then.
+func TestDoor_RelayComesUp(t *testing.T) {
+	r, _ := newRig(t)
+	at := freePort(t)
+	r.relays = []securelink.RelayAddress{{ID: "relay-1", Addr: at}}
+	r.controller()
+	d := r.node("node-1")
+	require.Eventually(t, func() bool { err := d.Check(t.Context()); return err != nil && !errors.Is(err, errStarting) }, 5*time.Second, time.Millisecond)
+	r.relay("relay-1", at)
+	reached(t, d)
+}
+
+// It is asked soon and then less often, and at once when a relay is there.
+func TestDoor_AsksAgain(t *testing.T) {
+	var mu sync.Mutex
+	var asked []time.Time
+	count := func() int {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(asked)
+	}
+	d, err := New(Config{Listen: freePort(t), Logger: quiet(), Dial: func(context.Context) (net.Conn, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, time.Now())
+		return nil, io.EOF
+	}})
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- d.Run(ctx) }()
+	require.Eventually(t, func() bool { return count() == 4 }, 10*time.Second, time.Millisecond)
+	begin := time.Now()
+	d.Try()
+	require.Eventually(t, func() bool { return count() == 5 }, 10*time.Second, time.Millisecond)
+	require.Less(t, time.Since(begin), 500*time.Millisecond, "the next was due in 2 s")
+	require.Eventually(t, func() bool { return count() == 6 }, 10*time.Second, time.Millisecond)
+	cancel()
+	require.ErrorIs(t, <-done, context.Canceled)
+	require.Less(t, asked[1].Sub(asked[0]), time.Second)
+	require.Greater(t, asked[3].Sub(asked[2]), 900*time.Millisecond)
+	require.Less(t, asked[5].Sub(asked[4]), 900*time.Millisecond)
 }

@@ -54,7 +54,7 @@ type Fleet interface {
 	ConfirmLost(node string) error
 }
 
-// Config configures an Engine. Everything but Timing, Revoke, Instance,
+// Config configures an Engine. Everything but Timing, Revoke, Audit, Instance,
 // Alone and Registerer is required.
 type Config struct {
 	Store    Store
@@ -66,7 +66,10 @@ type Config struct {
 	// process before is then taken at once: it cannot be at work any more.
 	Alone bool
 	// Revoke takes a node's identity away when it is removed; nil: refused.
-	Revoke     func(ctx context.Context, node string) error
+	Revoke func(ctx context.Context, node string) error
+	// Audit takes what happened (OBS-2); nil: it is logged only. It must not
+	// block.
+	Audit      func(bus.AuditEvent)
 	Timing     policy.Timing // zero: policy.DefaultTiming
 	Logger     *slog.Logger
 	Registerer prometheus.Registerer

@@ -32,7 +32,6 @@ type entry struct {
 	observed map[string]placement.Observed
 	offered  bool          // nothing changed when a free slot was offered last
 	changed  chan struct{} // closed at the next change of what is shown
-	outside  map[string]uint64
 }
 
 // Engine decides about every policy while it leads.
@@ -46,6 +45,7 @@ type Engine struct {
 
 	mu       sync.Mutex // guards what follows
 	leading  bool
+	known    bool // what is stored was read, and no other controller is known to lead since
 	policies map[string]*entry
 	nodes    map[string]placement.NodeReport         // the newest of each
 	settings map[string]nodeSettings                 // what operators decided about nodes
@@ -201,10 +201,14 @@ func alike(a, b map[string]policy.Node) bool {
 	})
 }
 
-// audit logs what happened without a user's request, or in answer to one
+// audit tells what happened without a user's request, or in answer to one
 // (OBS-2).
-func (e *Engine) audit(what string, args ...any) {
-	e.cfg.Logger.Info(what, append([]any{"audit", true}, args...)...)
+func (e *Engine) audit(a bus.AuditEvent) {
+	e.cfg.Logger.Info(a.Text, "audit", string(a.Kind), "workload", a.Workload, "operation", a.Operation, "node", a.Node, "code", a.Code)
+	if e.cfg.Audit != nil {
+		a.At = time.Now()
+		e.cfg.Audit(a)
+	}
 }
 
 func (e *Engine) store(ctx context.Context) (context.Context, context.CancelFunc) {
@@ -297,7 +301,7 @@ func (e *Engine) decide(ctx context.Context, now time.Time, name string, w *surr
 			return e.route(ctx, name)
 		}
 		if plan.Over {
-			return e.end(ctx, name, plan, revision)
+			return e.end(ctx, name, &doc, plan, revision)
 		}
 		next, err := e.save(ctx, &plan.Document, revision)
 		if err != nil {
@@ -331,10 +335,11 @@ func (e *Engine) save(ctx context.Context, doc *policy.Document, revision uint64
 
 // end removes a policy of which nothing is left. It is stored that nothing is
 // left before it is deleted: only who may write it may delete it.
-func (e *Engine) end(ctx context.Context, name string, plan policy.Plan, revision uint64) error {
+func (e *Engine) end(ctx context.Context, name string, before *policy.Document, plan policy.Plan, revision uint64) error {
 	if _, err := e.save(ctx, &plan.Document, revision); err != nil {
 		return err
 	}
+	e.tell(name, before, &plan)
 	call, cancel := e.store(ctx)
 	defer cancel()
 	for _, bucket := range []string{bus.BucketMembers, bus.BucketPolicies} { // routing first: the policy knows what is left
@@ -352,7 +357,7 @@ func (e *Engine) end(ctx context.Context, name string, plan policy.Plan, revisio
 	e.past[name] = max(e.past[name], plan.Document.Counter)
 	plan.Document.Placements = nil
 	e.record(&plan.Document)
-	e.audit("policy ended", "workload", name)
+	e.audit(bus.AuditEvent{Kind: bus.AuditEnded, Workload: name, Text: "the policy ended; nothing is left of it"})
 	return nil
 }
 
@@ -388,10 +393,10 @@ func (e *Engine) route(ctx context.Context, name string) error {
 	return nil
 }
 
-// tell logs what was decided.
+// tell tells what was decided.
 func (e *Engine) tell(name string, before *policy.Document, plan *policy.Plan) {
 	for _, ev := range plan.Events {
-		e.audit(ev.Text, "workload", name, "operation", ev.Operation, "node", ev.Node, "code", string(ev.Code))
+		e.audit(bus.AuditEvent{Kind: bus.AuditKind(ev.Kind), Workload: name, Operation: ev.Operation, Node: ev.Node, Code: string(ev.Code), Text: ev.Text})
 	}
 	last := ""
 	if len(before.History) > 0 {

@@ -3,6 +3,8 @@ package engine_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -428,4 +430,47 @@ func TestEngine_LeavesNothingBehind(t *testing.T) {
 		}(), engine.ErrNotReady)
 	})
 	goleak.VerifyNone(t, before)
+}
+
+func TestEngine_ChangedByHandIsToldOnce(t *testing.T) { // OBS-2, MOD-4
+	c := enginetest.New(t, 2)
+	log := &lines{}
+	listen := func(cfg *engine.Config) {
+		cfg.Alone = true
+		cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+	}
+	told := func() int { return log.count("changed by hand") }
+	k := c.Start(listen)
+	enabled(t, c, k, "node-1", failover(), "web")
+	c.Node("node-1").ByHand("web", "it was stopped")
+	require.True(t, until(soon, func() bool { return told() == 1 }))
+	idle(t, k, "web", soon)
+	for i, end := range []func(*enginetest.Controller){(*enginetest.Controller).Stop, (*enginetest.Controller).Kill} {
+		end(k)
+		k = c.Start(listen)
+		awaitLead(t, k, soon)
+		known(t, c, k)
+		require.False(t, until(time.Second, func() bool { return told() != i+1 }), "a restart tells nothing again")
+		c.Node("node-1").ByHand("web", "it was stopped again")
+		require.True(t, until(soon, func() bool { return told() == i+2 }))
+	}
+	require.Equal(t, 1, log.count("it was stopped\""))
+}
+
+// lines keeps what is logged.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(p)
+}
+
+func (l *lines) count(text string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), text)
 }

@@ -35,6 +35,9 @@ func (e *Engine) compete(ctx context.Context) error {
 	var mine uint64      // our last number
 	for ctx.Err() == nil {
 		held, revision, err := e.readLease(ctx)
+		if err == nil && !alone && held.Instance != "" && held.Instance != e.cfg.Instance {
+			e.yield()
+		}
 		switch {
 		case err != nil:
 			if !e.cfg.Nodes.Connected() {
@@ -81,6 +84,7 @@ func (e *Engine) idle(ctx context.Context, d time.Duration) {
 
 // hold leads and renews the lease beside it.
 func (e *Engine) hold(ctx context.Context, number *uint64, revision uint64) {
+	e.audit(bus.AuditEvent{Kind: bus.AuditTakeover, Text: "controller " + e.cfg.Instance + " decides about policies from now on"})
 	turn, cancel := context.WithCancel(ctx)
 	defer cancel()
 	done := make(chan struct{})

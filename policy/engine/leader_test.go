@@ -57,6 +57,10 @@ func TestLeader_TheOtherRefuses(t *testing.T) {
 	require.ErrorIs(t, b.DrainNode(ctx, "node-1"), engine.ErrNotReady)
 	_, err = b.Operations("web")
 	require.ErrorIs(t, err, engine.ErrNotReady)
+	_, err = b.Check(ctx, policy.EnableRequest{Workload: "other", Node: "node-1", Container: "other"})
+	require.ErrorIs(t, err, engine.ErrNotReady)
+	require.ErrorIs(t, b.Known(), engine.ErrNotReady, "it must not say that there is no policy")
+	require.NoError(t, a.Known())
 	require.False(t, b.Leads())
 	require.Empty(t, history(t, a, "web", policy.Stop))
 
@@ -67,6 +71,7 @@ func TestLeader_TheOtherRefuses(t *testing.T) {
 	took := time.Since(begin)
 	t.Logf("after a graceful stop the other leads in %v", took.Round(time.Millisecond))
 	require.Less(t, took, 1500*time.Millisecond)
+	require.NoError(t, b.Known())
 	idle(t, b, "web", soon)
 }
 
@@ -142,6 +147,7 @@ func TestLeader_NATSAway(t *testing.T) {
 	require.True(t, until(soon, func() bool { return !k.Leads() }), "it steps down")
 	_, shown := k.Get("web")
 	require.True(t, shown, "what is known is still shown")
+	require.NoError(t, k.Known())
 	c.NATS.Start()
 	awaitLead(t, k, soon)
 	idle(t, k, "web", soon)
@@ -166,6 +172,7 @@ func TestLeader_LosesTheLease(t *testing.T) {
 	_, err = k.Do(t.Context(), "web", policy.Stop)
 	require.True(t, errors.Is(err, bus.ErrConflict) || errors.Is(err, engine.ErrNotReady), err)
 	require.True(t, until(5*time.Second, func() bool { return !k.Leads() }))
+	require.True(t, until(5*time.Second, func() bool { return errors.Is(k.Known(), engine.ErrNotReady) }), "what it read is not sure any more")
 	require.Len(t, c.Running("web"), 1)
 	// The other is silent from now on.
 	begin := time.Now()

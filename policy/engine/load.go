@@ -80,7 +80,7 @@ func (e *Engine) load(ctx context.Context) error {
 	for _, old := range before {
 		close(old.changed)
 	}
-	e.leading = true
+	e.leading, e.known = true, true
 	e.metrics.leading.Set(1)
 	return nil
 }
@@ -122,11 +122,19 @@ func (e *Engine) resign() {
 	e.metrics.leading.Set(0)
 }
 
+// yield takes note that another controller leads: what was read may not be so
+// any more.
+func (e *Engine) yield() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.known = false
+}
+
 // enter adds or replaces a policy; mu is held.
 func (e *Engine) enter(doc policy.Document, revision uint64) *entry {
 	en := e.policies[doc.Workload]
 	if en == nil {
-		en = &entry{observed: map[string]placement.Observed{}, changed: make(chan struct{}), outside: map[string]uint64{}}
+		en = &entry{observed: map[string]placement.Observed{}, changed: make(chan struct{})}
 		e.policies[doc.Workload] = en
 		for _, r := range e.nodes {
 			for _, o := range r.Placements {
@@ -201,10 +209,6 @@ func (e *Engine) spread(r placement.NodeReport) {
 		en.observed[r.Node] = o
 		en.dirty = true
 		e.touched(en)
-		if o.Outside != "" && o.OutsideNumber > en.outside[r.Node] {
-			en.outside[r.Node] = o.OutsideNumber
-			e.audit("changed by hand and repaired", "workload", o.Workload, "node", r.Node, "what", o.Outside)
-		}
 	}
 	for name, en := range e.policies {
 		if _, known := en.observed[r.Node]; known && !told[name] {

@@ -15,8 +15,22 @@ import (
 	"github.com/opfield/availability/policy"
 )
 
-// ErrNotReady is the cause of a request that came before this controller led.
+// ErrNotReady is the cause of a request that came before this controller led,
+// or while another one leads. Nothing was done then.
 var ErrNotReady = errors.New("this controller does not decide about policies yet")
+
+// Known returns ErrNotReady while this controller does not know the policies:
+// before it read what is stored, and while another one leads. Without an error
+// a policy that is not shown does not exist. One that was read is shown also
+// when NATS is lost.
+func (e *Engine) Known() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !e.known {
+		return ErrNotReady
+	}
+	return nil
+}
 
 // run runs a request in the loop and waits for it. After an error that is not
 // a refusal it is not known what is stored: the loop reads it again.
@@ -93,6 +107,9 @@ func (e *Engine) preflight(req policy.EnableRequest, c placement.Captured) polic
 
 // Check says whether a container may become available, and changes nothing.
 func (e *Engine) Check(ctx context.Context, req policy.EnableRequest) (policy.Eligibility, error) {
+	if err := e.Known(); err != nil {
+		return policy.Eligibility{}, err
+	}
 	c, err := e.capture(ctx, &req)
 	if err != nil {
 		return policy.Eligibility{}, err
@@ -274,7 +291,7 @@ func (e *Engine) Operations(workload string) ([]policy.Operation, error) {
 	defer e.mu.Unlock()
 	en := e.policies[workload]
 	switch {
-	case en == nil && !e.leading:
+	case !e.known:
 		return nil, ErrNotReady
 	case en == nil:
 		return nil, unknown(workload)
@@ -367,7 +384,7 @@ func (e *Engine) ConfirmLost(_ context.Context, node string) error {
 	case n.State == policy.NodeOnline:
 		return &policy.Refusal{Code: policy.CodeNodeNotLost, Conflict: true, Message: fmt.Sprintf("node %s is online; a node that is heard cannot be confirmed as lost", node)}
 	}
-	e.audit("an operator confirmed that a node is lost", "node", node)
+	e.cfg.Logger.Info("an operator confirmed that a node is lost", "node", node)
 	return e.cfg.Fleet.ConfirmLost(node)
 }
 

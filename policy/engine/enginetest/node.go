@@ -151,6 +151,17 @@ func (n *Node) Boot() {
 	}
 }
 
+// ByHand stops the workload's container as somebody on the host would; the
+// agent repairs that and tells of it.
+func (n *Node) ByHand(workload, text string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	r := n.replica(workload)
+	r.outside, r.outsideNumber = text, r.outsideNumber+1
+	r.running, r.ready = false, false
+	n.work(r)
+}
+
 // Hang makes Docker answer nothing until the returned function is called.
 func (n *Node) Hang() (end func()) {
 	n.mu.Lock()

@@ -26,6 +26,8 @@ type replica struct {
 	restarts               uint64
 	created                int
 	acting                 bool
+	outside                string // the last change by hand
+	outsideNumber          uint64
 }
 
 func (n *Node) replica(workload string) *replica {
@@ -171,6 +173,7 @@ func (n *Node) observed(r *replica) placement.Observed {
 		ImageReady: d.Image.Digest != "" && r.images[d.Image.Digest] || d.Image.Digest == "" && r.exists, Ready: r.ready,
 		PrefetchReady: d.Prefetch != nil && r.images[d.Prefetch.Digest],
 	}
+	o.Outside, o.OutsideNumber = r.outside, r.outsideNumber
 	if r.exists {
 		o.Container = r.id()
 	}
