@@ -42,6 +42,9 @@ type Image struct {
 	Config     string `json:"config"`     // of the configuration of the origin's platform: the same image has the same (IMG-2)
 	// Platforms lists "os/arch" of every platform that the digest has.
 	Platforms []string `json:"platforms,omitempty"`
+	// Narrowed says why platforms are missing that the image may have in the
+	// registry it came from; empty: none are.
+	Narrowed string `json:"narrowed,omitempty"`
 }
 
 // Mirror asks a node to push an image into the internal registry.

@@ -71,6 +71,7 @@ type Captured struct {
 	ImageID       string          `json:"imageId"`
 	Arch          string          `json:"arch"` // of its image
 	OS            string          `json:"os"`
+	Platforms     []string        `json:"platforms,omitempty"` // "os/arch" that its image has in the registry it came from, as far as known (IMG-2)
 	Mounts        []Mount         `json:"mounts,omitempty"`
 	Published     []PublishedPort `json:"published,omitempty"`
 	CPU           int64           `json:"cpu"`                   // thousandths of a core: its limit, or what it uses

@@ -212,6 +212,9 @@ func (d *decision) image() bool {
 	if o.Mirrored != nil {
 		v.Image, source.Mirror = *o.Mirrored, ""
 		d.step(source.Node, "image %s is in the internal registry", v.Image.Digest)
+		if v.Image.Narrowed != "" {
+			d.step(source.Node, "it is for %s only: %s", strings.Join(v.archs(), ", "), v.Image.Narrowed)
+		}
 		return true
 	}
 	if o.Fault != nil && o.Fault.Code == placement.CodeImageMirror && o.Fault.Final {

@@ -143,7 +143,11 @@ func (n *Node) explain(code Code, c *claim) string {
 		}
 		return fmt.Sprintf("the architecture %q of the image is not known", v.Arch)
 	case CodeNodeArch:
-		return fmt.Sprintf("it is %s, the image is for %s", ArchOf(n.Facts.Arch), strings.Join(v.archs(), ", "))
+		text := fmt.Sprintf("it is %s, the image is for %s", ArchOf(n.Facts.Arch), strings.Join(v.archs(), ", "))
+		if v.Image.Narrowed != "" {
+			text += " only: " + v.Image.Narrowed
+		}
+		return text
 	case CodeNodeCapacity:
 		if v.Memory > n.freeMemory() {
 			return fmt.Sprintf("%d MiB of memory are free, %d MiB are needed", max(0, n.freeMemory())>>20, v.Memory>>20)

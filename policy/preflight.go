@@ -150,7 +150,8 @@ func (e *Eligibility) warn(s Settings) {
 func versionOf(c placement.Captured) Version {
 	return Version{
 		Source: c.ImageID, SourceNode: c.Node, Arch: c.Arch, Spec: c.Spec,
-		CPU: c.CPU, Memory: c.Memory, Published: c.Published,
+		Image: placement.Image{Platforms: c.Platforms}, // until it is mirrored
+		CPU:   c.CPU, Memory: c.Memory, Published: c.Published,
 	}
 }
 

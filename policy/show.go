@@ -3,6 +3,7 @@ package policy
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/opfield/availability/placement"
 )
@@ -45,7 +46,29 @@ func Show(d Document, w World) View {
 	}
 	v.Health = health(d, v)
 	v.priority(d, w)
+	v.narrowed(d, w)
 	return v
+}
+
+// narrowed tells of nodes that could take the workload if its image had the
+// platforms that it may have where it came from (IMG-2).
+func (v *View) narrowed(d Document, w World) {
+	cur := d.version(d.Current)
+	if cur == nil || cur.Image.Narrowed == "" {
+		return
+	}
+	var others []string
+	for id, n := range w.Nodes {
+		arch := ArchOf(n.Facts.Arch)
+		if _, runs := cur.runsOn(arch); arch != "" && !runs && d.Settings.allows(id) {
+			others = append(others, id)
+		}
+	}
+	if len(others) > 0 {
+		slices.SortFunc(others, compare)
+		v.Warnings = append(v.Warnings, Notice{CodeNodeArch, "nodes", fmt.Sprintf("%s cannot take it, the image is for %s only: %s",
+			strings.Join(others, ", "), strings.Join(cur.archs(), ", "), cur.Image.Narrowed)})
+	}
 }
 
 func health(d Document, v View) Health {

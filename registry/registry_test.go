@@ -306,6 +306,44 @@ func TestServer_Collect(t *testing.T) {
 	require.Less(t, r.size(), int64(4096), "nothing is in use")
 }
 
+// IMG-2, IMG-4: an index may name images that no node runs and that were not
+// pushed; what was pushed of it stays with it.
+func TestServer_CollectPartOfIndex(t *testing.T) {
+	r := newRig(t).open()
+	r.rights.set(nil, []string{"node-1 web"})
+	c := r.node("node-1")
+	var named []any
+	var images []string
+	for _, arch := range []string{"amd64", "arm64"} {
+		d, err := c.PushImage("web", "", `{"architecture":"`+arch+`"}`, []byte(arch))
+		require.NoError(t, err)
+		images = append(images, d)
+		named = append(named, map[string]any{"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": d, "size": 300,
+			"platform": map[string]string{"os": "linux", "architecture": arch}})
+	}
+	named = append(named, map[string]any{"mediaType": "application/vnd.oci.image.manifest.v1+json", "digest": registrytest.Digest([]byte("not here")), "size": 300,
+		"platform": map[string]string{"os": "windows", "architecture": "amd64"}})
+	const list = "application/vnd.oci.image.index.v1+json"
+	index, err := c.PushManifest("web", "", list, map[string]any{"schemaVersion": 2, "mediaType": list, "manifests": named})
+	require.NoError(t, err)
+	r.age(2 * time.Hour)
+	r.pin(map[string][]string{"web": {index}})
+	done, err := r.server.Collect(t.Context())
+	require.NoError(t, err)
+	require.Zero(t, done.Manifests+done.Blobs)
+	for _, d := range images {
+		_, err := c.Pull("web", d)
+		require.NoError(t, err)
+	}
+	status, _, _, err := c.Do("GET", "/v2/web/manifests/"+index, "", nil)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, status)
+	r.pin(map[string][]string{})
+	done, err = r.server.Collect(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 3, done.Manifests)
+}
+
 // A blob that a push has found here stays for it, and nothing is removed
 // while a request of a push runs.
 func TestServer_CollectBesidePush(t *testing.T) {

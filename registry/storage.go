@@ -38,6 +38,8 @@ func (s storage) open(ctx context.Context) (h http.Handler, err error) {
 			"redirect":    configuration.Parameters{"disable": true},
 		},
 	}
+	// The images of an index that no node can run are not here (IMG-2).
+	conf.Validation.Manifests.Indexes.Platforms = "none"
 	conf.HTTP.RelativeURLs = true
 	conf.HTTP.Secret = rand.Text() // of upload states: a push begins anew after a restart
 	return handlers.NewApp(context.WithoutCancel(ctx), conf), nil

@@ -25,7 +25,7 @@ import (
 // TestMain also is the programs that the tests run on the hosts: a door whose
 // credentials the test knows, and a writer of what is desired.
 func TestMain(m *testing.M) {
-	programs := map[string]func([]string) error{"door": door, "desire": desire}
+	programs := map[string]func([]string) error{"door": door, "desire": desire, "source": source}
 	if len(os.Args) > 1 {
 		if program := programs[os.Args[1]]; program != nil {
 			if err := program(os.Args[2:]); err != nil && !errors.Is(err, context.Canceled) {

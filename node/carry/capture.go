@@ -53,7 +53,7 @@ func (k *containers) Capture(ctx context.Context, name string) (placement.Captur
 		Node: k.node, Kind: placement.KindContainer, ID: found.ID, Name: strings.TrimPrefix(found.Name, "/"),
 		Running: found.State.Running && !found.State.Paused, ImageRef: found.Config.Image, ImageID: found.Image, Arch: of.Architecture, OS: of.Os,
 		Compose: found.Config.Labels[discovery.LabelComposeProject], RestartPolicy: restartPolicy(found.HostConfig.RestartPolicy),
-		Mounts: mounts(found, of), Published: published(found), Exposed: exposed(found), Unsupported: unsupported(found),
+		Platforms: k.images.offered(ctx, of), Mounts: mounts(found, of), Published: published(found), Exposed: exposed(found), Unsupported: unsupported(found),
 	}
 	if labels, err := discovery.ParseLabels(found.Config.Labels); err == nil {
 		c.Workload, c.Ports = labels.Workload, labels.Ports

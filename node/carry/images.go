@@ -14,6 +14,7 @@ import (
 	cerrdefs "github.com/containerd/errdefs"
 	"github.com/docker/docker/api/types/image"
 
+	"github.com/opfield/availability/node/mirror"
 	"github.com/opfield/availability/placement"
 )
 
@@ -143,12 +144,19 @@ func (i *images) watched(ctx context.Context, begin func(context.Context) (io.Re
 	}
 }
 
-// mirror pushes an image of this node into the internal registry (IMG-1).
+// mirror brings an image of this node into the internal registry (IMG-1): with
+// the index that it was pulled by, if the registry it came from still gives
+// that, otherwise as Docker has it (IMG-2).
 func (i *images) mirror(ctx context.Context, m placement.Mirror) (placement.Image, error) {
-	target := i.reference(placement.Image{Repository: m.Repository})
-	if target == "" {
+	name := i.reference(placement.Image{Repository: m.Repository})
+	if name == "" {
 		return placement.Image{}, fault(placement.CodeRegistryAway, errRegistry)
 	}
+	target, err := mirror.OpenTarget(name, i.registry.Auth())
+	if err != nil {
+		return placement.Image{}, err
+	}
+	defer target.Close()
 	var pulled error
 	if !strings.HasPrefix(m.Source, "sha256:") { // a moved tag counts as it is now
 		pulled = i.watched(ctx, func(ctx context.Context) (io.ReadCloser, error) {
@@ -168,13 +176,30 @@ func (i *images) mirror(ctx context.Context, m placement.Mirror) (placement.Imag
 	if err != nil {
 		return placement.Image{}, err
 	}
-	tag := fmt.Sprintf("%s:mirror-%s-%x", target, i.node, sha256.Sum256([]byte(source.ID)))[:len(target)+len(":mirror--")+len(i.node)+12]
-	if err := do(ctx, changeLimit, "tag image", func(ctx context.Context) error { return i.engine.ImageTag(ctx, source.ID, tag) }); err != nil {
+	img := placement.Image{Repository: m.Repository}
+	if img.Digest, img.Narrowed, err = i.index(ctx, target, source); err != nil {
 		return placement.Image{}, err
 	}
-	defer i.untag(context.WithoutCancel(ctx), source.ID, tag)
+	if img.Digest == "" {
+		if img.Narrowed != "" {
+			i.logger.Warn("image is mirrored as docker has it, its index is not to be had", "image", m.Source, "reason", img.Narrowed)
+		}
+		if img.Digest, err = i.push(ctx, name, m.Repository, source.ID); err != nil {
+			return placement.Image{}, err
+		}
+	}
+	return i.described(ctx, target, img, source)
+}
+
+// push lets Docker push what it has of an image and returns the digest.
+func (i *images) push(ctx context.Context, target, repository, id string) (string, error) {
+	tag := fmt.Sprintf("%s:mirror-%s-%x", target, i.node, sha256.Sum256([]byte(id)))[:len(target)+len(":mirror--")+len(i.node)+12]
+	if err := do(ctx, changeLimit, "tag image", func(ctx context.Context) error { return i.engine.ImageTag(ctx, id, tag) }); err != nil {
+		return "", err
+	}
+	defer i.untag(context.WithoutCancel(ctx), id, tag)
 	digest := ""
-	err = i.watched(ctx, func(ctx context.Context) (io.ReadCloser, error) {
+	err := i.watched(ctx, func(ctx context.Context) (io.ReadCloser, error) {
 		return i.engine.ImagePush(ctx, tag, image.PushOptions{RegistryAuth: i.registry.Auth()})
 	}, func(aux json.RawMessage) {
 		var pushed struct{ Digest string }
@@ -187,11 +212,11 @@ func (i *images) mirror(ctx context.Context, m placement.Mirror) (placement.Imag
 	}
 	if err != nil {
 		if _, ok := errors.AsType[*faulty](err); ok {
-			return placement.Image{}, err
+			return "", err
 		}
-		return placement.Image{}, fault(placement.CodeImageMirror, fmt.Errorf("push %s into the internal registry: %w", m.Repository, err))
+		return "", fault(placement.CodeImageMirror, fmt.Errorf("push %s into the internal registry: %w", repository, err))
 	}
-	return i.described(ctx, target, placement.Image{Repository: m.Repository, Digest: digest}, source)
+	return digest, nil
 }
 
 // untag removes the temporary name, unless it is the only one: the image would

@@ -2,23 +2,22 @@ package carry
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"slices"
 	"strings"
 
 	"github.com/docker/docker/api/types/image"
-	"github.com/docker/docker/api/types/registry"
+	"github.com/docker/docker/api/types/system"
+	"oras.land/oras-go/v2/registry/remote/errcode"
 
+	"github.com/opfield/availability/node/mirror"
 	"github.com/opfield/availability/placement"
 )
 
-// maxManifest bounds what is read of one manifest.
-const maxManifest = 4 << 20
+// maxSources bounds the registries that are asked for the index of one image.
+const maxSources = 3
 
 var errManifest = errors.New("unexpected answer of the internal registry")
 
@@ -31,10 +30,78 @@ type manifest struct {
 	}
 }
 
+// index copies the index that Docker pulled an image by into the internal
+// registry and returns its digest: "" if there is none to keep, or, for the
+// reason returned, it cannot be copied.
+func (i *images) index(ctx context.Context, target *mirror.Target, source image.InspectResponse) (digest, reason string, err error) {
+	own, _, _ := strings.Cut(i.reference(placement.Image{Repository: "any"}), "/")
+	names := slices.DeleteFunc(slices.Clone(source.RepoDigests), func(name string) bool { return mirror.Registry(name) == own })
+	if len(names) == 0 {
+		return "", "", nil // built here, say
+	}
+	engine, err := i.info(ctx)
+	if err != nil {
+		return "", "", err
+	}
+	for _, name := range names[:min(len(names), maxSources)] {
+		index, err := mirror.Find(ctx, name, engine.RegistryConfig)
+		if err == nil {
+			config := source.ID
+			if strings.HasSuffix(name, "@"+source.ID) {
+				config = "" // the containerd store calls an image by its index
+			}
+			err = index.Copy(ctx, target, config)
+			index.Close()
+		}
+		switch {
+		case err == nil:
+			return index.Digest(), "", nil
+		case ctx.Err() != nil:
+			return "", "", ctx.Err()
+		case errors.Is(err, mirror.ErrSingle):
+		case errors.Is(err, mirror.ErrSource):
+			reason = err.Error()
+		default:
+			return "", "", targetFault(err)
+		}
+	}
+	return "", reason, nil
+}
+
+// offered returns the platforms that an image has where it came from, "os/arch";
+// nil if that is not known or is one only.
+func (i *images) offered(ctx context.Context, source image.InspectResponse) []string {
+	ctx, cancel := context.WithTimeout(ctx, offerLimit)
+	defer cancel()
+	engine, err := i.info(ctx)
+	if err != nil {
+		return nil
+	}
+	for _, name := range source.RepoDigests[:min(len(source.RepoDigests), maxSources)] {
+		if index, err := mirror.Find(ctx, name, engine.RegistryConfig); err == nil {
+			index.Close()
+			return index.Platforms()
+		}
+	}
+	return nil
+}
+
+func (i *images) info(ctx context.Context) (system.Info, error) {
+	return within(ctx, listLimit, "ask Docker about its registries", func(ctx context.Context) (system.Info, error) { return i.engine.Info(ctx) })
+}
+
+// targetFault shows an error of the internal registry.
+func targetFault(err error) error {
+	if resp, ok := errors.AsType[*errcode.ErrorResponse](err); ok && resp.StatusCode < 500 {
+		return fault(placement.CodeImageMirror, fmt.Errorf("copy an image into the internal registry: %w", err))
+	}
+	return fault(placement.CodeRegistryAway, fmt.Errorf("%w: %w", errRegistry, err))
+}
+
 // described fills in what the registry knows of a digest: the platforms, and
-// the configuration of the origin's. Docker's own image ids are not compared:
-// with the containerd store they are digests of the index.
-func (i *images) described(ctx context.Context, target string, img placement.Image, source image.InspectResponse) (placement.Image, error) {
+// the configuration of the origin's. Docker's own image ids are not compared
+// only: with the containerd store they are digests of the index.
+func (i *images) described(ctx context.Context, target *mirror.Target, img placement.Image, source image.InspectResponse) (placement.Image, error) {
 	found, err := i.manifest(ctx, target, img.Digest)
 	if err != nil {
 		return placement.Image{}, err
@@ -42,20 +109,25 @@ func (i *images) described(ctx context.Context, target string, img placement.Ima
 	own := source.Os + "/" + source.Architecture
 	if len(found.Manifests) == 0 {
 		img.Config, img.Platforms = found.Config.Digest, []string{own}
+	} else {
+		img.Narrowed = "" // Docker had the index itself
 	}
 	for _, m := range found.Manifests {
 		p := m.Platform.OS + "/" + m.Platform.Architecture
-		if m.Platform.OS == "" || m.Platform.OS == "unknown" { // an attestation
+		if m.Platform.OS != "linux" { // an attestation, or nothing that a node runs
 			continue
 		}
 		if !slices.Contains(img.Platforms, p) {
 			img.Platforms = append(img.Platforms, p)
 		}
-		if p == own && (img.Config == "" || m.Platform.Variant == source.Variant) {
-			one, err := i.manifest(ctx, target, m.Digest)
-			if err != nil {
-				return placement.Image{}, err
-			}
+		if p != own || img.Config == source.ID {
+			continue
+		}
+		one, err := i.manifest(ctx, target, m.Digest)
+		if err != nil {
+			return placement.Image{}, err
+		}
+		if img.Config == "" || one.Config.Digest == source.ID || m.Platform.Variant == source.Variant {
 			img.Config = one.Config.Digest
 		}
 	}
@@ -66,44 +138,12 @@ func (i *images) described(ctx context.Context, target string, img placement.Ima
 	return img, nil
 }
 
-// manifest asks the registry the way Docker does.
-func (i *images) manifest(ctx context.Context, target, digest string) (manifest, error) {
+func (i *images) manifest(ctx context.Context, target *mirror.Target, digest string) (manifest, error) {
 	ctx, cancel := context.WithTimeout(ctx, changeLimit)
 	defer cancel()
-	host, repository, _ := strings.Cut(target, "/")
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+host+"/v2/"+repository+"/manifests/"+digest, nil)
+	body, err := target.Manifest(ctx, digest)
 	if err != nil {
-		return manifest{}, err
-	}
-	for _, accepted := range []string{
-		"application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json",
-		"application/vnd.docker.distribution.manifest.list.v2+json", "application/vnd.docker.distribution.manifest.v2+json",
-	} {
-		req.Header.Add("Accept", accepted)
-	}
-	if auth := i.registry.Auth(); auth != "" {
-		var login registry.AuthConfig
-		b, err := base64.URLEncoding.DecodeString(auth)
-		if err == nil {
-			err = json.Unmarshal(b, &login)
-		}
-		if err != nil {
-			return manifest{}, errors.New("credentials of the internal registry: not in Docker's encoding")
-		}
-		req.SetBasicAuth(login.Username, login.Password)
-	}
-	req.Close = true // asked once for each image
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return manifest{}, fault(placement.CodeRegistryAway, fmt.Errorf("%w: %w", errRegistry, err))
-	}
-	defer resp.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(resp.Body, maxManifest))
-	if err != nil {
-		return manifest{}, fault(placement.CodeRegistryAway, fmt.Errorf("%w: %w", errRegistry, err))
-	}
-	if resp.StatusCode != http.StatusOK {
-		return manifest{}, fault(placement.CodeRegistryAway, fmt.Errorf("%w: %s for %s", errManifest, resp.Status, digest))
+		return manifest{}, fault(placement.CodeRegistryAway, fmt.Errorf("%w: %w", errManifest, err))
 	}
 	var m manifest
 	if err := json.Unmarshal(body, &m); err != nil {

@@ -11,6 +11,7 @@ const (
 	removeLimit  = 30 * time.Second
 	stopDefault  = 10 * time.Second // Docker's own
 	stopExtra    = 10 * time.Second // beyond the container's stop timeout
+	offerLimit   = 5 * time.Second  // what an image has where it came from: people wait
 	stallLimit   = 60 * time.Second // of a pull or push without progress
 
 	checkEvery = 30 * time.Second // repairs what no event told

@@ -226,7 +226,7 @@ func (e *Engine) touched(en *entry) {
 }
 
 func sameObserved(a, b placement.Observed) bool {
-	if (a.Mirrored == nil) != (b.Mirrored == nil) || a.Mirrored != nil && (a.Mirrored.Digest != b.Mirrored.Digest || !slices.Equal(a.Mirrored.Platforms, b.Mirrored.Platforms)) ||
+	if (a.Mirrored == nil) != (b.Mirrored == nil) || a.Mirrored != nil && (a.Mirrored.Digest != b.Mirrored.Digest || a.Mirrored.Narrowed != b.Mirrored.Narrowed || !slices.Equal(a.Mirrored.Platforms, b.Mirrored.Platforms)) ||
 		(a.Fault == nil) != (b.Fault == nil) || a.Fault != nil && *a.Fault != *b.Fault {
 		return false
 	}
