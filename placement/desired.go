@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // ErrInvalidDesired is the cause of every error about the content of a
@@ -53,6 +54,17 @@ type Mirror struct {
 	// Source is an image id ("sha256:…") or a reference. A reference is pulled
 	// first; if that fails and the node has it, what the node has counts.
 	Source string `json:"source"`
+	// Platforms lists "os/arch" of the nodes that may run it: of an index no
+	// more than that is copied. Empty: everything that it has.
+	Platforms []string `json:"platforms,omitempty"`
+}
+
+// Equal reports whether both ask for the same.
+func (m *Mirror) Equal(other *Mirror) bool {
+	if m == nil || other == nil {
+		return m == other
+	}
+	return m.Repository == other.Repository && m.Source == other.Source && slices.Equal(m.Platforms, other.Platforms)
 }
 
 // Desired is what the controller wants of one placement. It is

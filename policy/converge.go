@@ -183,6 +183,18 @@ func (d *decision) converge() {
 	d.settle()
 }
 
+// platforms are those of the nodes that the workload may come to (IMG-2).
+func (d *decision) platforms() []string {
+	var all []string
+	for id, n := range d.w.Nodes {
+		if arch := ArchOf(n.Facts.Arch); arch != "" && d.doc.Settings.allows(id) && !slices.Contains(all, "linux/"+arch) {
+			all = append(all, "linux/"+arch)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
 // image sees to it that the current version is in the internal registry.
 func (d *decision) image() bool {
 	v := d.doc.version(d.doc.Current)
@@ -203,6 +215,7 @@ func (d *decision) image() bool {
 	op := d.active()
 	if source.Mirror != v.Source {
 		source.Mirror, source.Revision, source.For, source.Since = v.Source, 0, op.ID, d.now
+		v.Platforms = d.platforms()
 	}
 	o := d.w.Observed[source.Node]
 	d.phase(PreparingImages, "node %s pushes the image into the internal registry", source.Node)

@@ -431,11 +431,7 @@ func sameVersions(a, b []Version) bool {
 func sameDesired(a, b placement.Desired) bool {
 	return a.Want == b.Want && a.Generation == b.Generation && a.Original == b.Original && a.Adopt == b.Adopt && a.AdoptedAt == b.AdoptedAt &&
 		a.Container == b.Container && a.Image.Digest == b.Image.Digest && a.Restarts == b.Restarts && a.DrainSeconds == b.DrainSeconds &&
-		a.Retired == b.Retired && a.RestartPolicy == b.RestartPolicy && samePointer(a.Mirror, b.Mirror) && sameImage(a.Prefetch, b.Prefetch) && slices.Equal(a.Ports, b.Ports)
-}
-
-func samePointer(a, b *placement.Mirror) bool {
-	return a == nil && b == nil || a != nil && b != nil && *a == *b
+		a.Retired == b.Retired && a.RestartPolicy == b.RestartPolicy && a.Mirror.Equal(b.Mirror) && sameImage(a.Prefetch, b.Prefetch) && slices.Equal(a.Ports, b.Ports)
 }
 
 func sameImage(a, b *placement.Image) bool {

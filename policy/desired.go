@@ -57,6 +57,9 @@ func (d *Document) desired(p *Placement) placement.Desired {
 	}
 	if p.Mirror != "" {
 		want.Mirror = &placement.Mirror{Repository: d.Workload, Source: p.Mirror}
+		if v := d.version(d.Current); v != nil {
+			want.Mirror.Platforms = v.Platforms
+		}
 	}
 	if v := d.version(d.Current); v != nil && v.Generation != p.Generation && v.Image.Digest != "" && (p.Want == placement.WantServing || p.Want == placement.WantDraining) {
 		image := v.Image

@@ -14,7 +14,8 @@ type Version struct {
 	Content    string          `json:"content"` // digest over image, specification and ports
 	Source     string          `json:"source"`  // where the image is mirrored from: an id or a reference
 	SourceNode string          `json:"sourceNode,omitempty"`
-	Image      placement.Image `json:"image"` // empty digest: not mirrored yet
+	Platforms  []string        `json:"platforms,omitempty"` // "os/arch" of the nodes, when the image was pushed
+	Image      placement.Image `json:"image"`               // empty digest: not mirrored yet
 	Arch       string          `json:"arch,omitempty"`
 	Spec       json.RawMessage `json:"spec"` // secret: it holds the environment
 	// What a copy takes from a node.

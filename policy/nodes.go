@@ -146,6 +146,8 @@ func (n *Node) explain(code Code, c *claim) string {
 		text := fmt.Sprintf("it is %s, the image is for %s", ArchOf(n.Facts.Arch), strings.Join(v.archs(), ", "))
 		if v.Image.Narrowed != "" {
 			text += " only: " + v.Image.Narrowed
+		} else if v.Image.Digest != "" {
+			text += "; if it exists for others too, `opfield ha rollout --image` fetches it for them"
 		}
 		return text
 	case CodeNodeCapacity:

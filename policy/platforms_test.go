@@ -23,6 +23,10 @@ func TestPlatforms(t *testing.T) {
 	d := policy.NewDocument(time.Unix(0, 0), e, s.Captured, 0)
 	w := policy.World{Nodes: s.Nodes}
 	require.Empty(t, d.Versions[0].Image.Digest)
+	decided := policy.Decide(time.Unix(1, 0), d, policy.World{Nodes: s.Nodes, Slot: true})
+	mirror := decided.Document.Desired()["node-1"].Mirror
+	require.NotNil(t, mirror)
+	require.Equal(t, []string{"linux/amd64", "linux/arm64"}, mirror.Platforms, "those of the nodes, and no more")
 	notices := func() (found []policy.Notice) {
 		for _, n := range policy.Show(d, w).Warnings {
 			if n.Code == policy.CodeNodeArch {

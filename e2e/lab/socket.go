@@ -1,11 +1,15 @@
 package lab
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"io"
 	"net"
 	"net/http"
 	"net/http/httputil"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 )
@@ -64,6 +68,27 @@ func (s *BlockingSocket) Block(containers ...string) {
 	}
 	for _, c := range containers {
 		s.held[c] = true
+	}
+}
+
+// Claim makes the engine say that its architecture is another one.
+func (s *BlockingSocket) Claim(arch string) {
+	s.proxy.ModifyResponse = func(r *http.Response) error {
+		if !strings.HasSuffix(r.Request.URL.Path, "/info") {
+			return nil
+		}
+		var info map[string]any
+		if err := json.NewDecoder(r.Body).Decode(&info); err != nil {
+			return err
+		}
+		info["Architecture"] = arch
+		body, err := json.Marshal(info)
+		if err != nil {
+			return err
+		}
+		r.Body, r.ContentLength = io.NopCloser(bytes.NewReader(body)), int64(len(body))
+		r.Header.Set("Content-Length", strconv.Itoa(len(body)))
+		return nil
 	}
 }
 

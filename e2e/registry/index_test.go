@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/opfield/availability/e2e/lab"
+	"github.com/opfield/availability/e2e/system"
 	"github.com/opfield/availability/registry/registrytest"
 )
 
@@ -100,12 +101,12 @@ func configDigest(t *testing.T, raw []byte) string {
 }
 
 // enable runs a container of the image on node-1 and makes it available.
-func (s *scene) enable(workload string) *lab.Container {
+func (s *scene) enable(workload string, flags ...string) *lab.Container {
 	c := s.sys.Nodes[0].RunApp(lab.App{Name: workload, Workload: workload, Configure: func(c *container.Config, h *container.HostConfig) {
 		c.Image, c.Cmd, c.Hostname, h.Binds = sourceAddr+"/"+sourceName+":latest", []string{"serve", "--name", workload}, "", nil
 	}})
 	s.sys.Env.Await(soon, workload+" is listed", func() bool { return strings.Contains(s.sys.MustCLI("workloads"), workload) })
-	s.t.Log("\n" + s.sys.MustCLI("ha", "enable", workload, "--mode", "replicated", "--no-wait"))
+	s.t.Log("\n" + s.sys.MustCLI(append([]string{"ha", "enable", workload, "--mode", "replicated", "--no-wait"}, flags...)...))
 	return c
 }
 
@@ -133,7 +134,7 @@ func (s *scene) copied(workload string) (ref, id string) {
 // pulls its own platform by the digest of the index. Without that registry the
 // origin's platform alone is there, and people are told why.
 func TestRegistry_Index(t *testing.T) {
-	s := newScene(t, 1)
+	s := newScene(t, system.Config{Relays: 1, Nodes: 3, Claims: map[string]string{"node-3": "aarch64"}})
 	n := s.sys.Nodes[0]
 	registry := n.Start("source", s.self(), "source", n.Path("source"), sourceAddr)
 	s.sys.Env.Await(soon, "the source answers", func() bool {
@@ -145,7 +146,7 @@ func TestRegistry_Index(t *testing.T) {
 	})
 	index, arm := s.publish()
 
-	web := s.enable("web")
+	web := s.enable("web", "--priority", "node-1,node-2,node-3")
 	ref, id := s.copied("web")
 	require.Equal(t, "127.0.0.1:7447/web@"+index, ref)
 	require.Equal(t, web.Inspect().Image, id, "the same image by its configuration")
@@ -166,7 +167,7 @@ func TestRegistry_Index(t *testing.T) {
 	require.Equal(t, "arm64", found.Architecture)
 
 	registry.Kill()
-	s.enable("alone")
+	s.enable("alone", "--priority", "node-1,node-2,node-3")
 	_, id = s.copied("alone")
 	require.Equal(t, web.Inspect().Image, id)
 	operations := s.sys.MustCLI("--json", "ha", "operations", "alone")
@@ -174,4 +175,10 @@ func TestRegistry_Index(t *testing.T) {
 	require.NotContains(t, operations, index)
 	require.Contains(t, n.Agent.Log(), "its index is not to be had")
 	t.Log("\n" + s.sys.MustCLI("ha", "operations", "alone"))
+
+	// Where every node is like the origin, Docker has all that is needed.
+	s.enable("alike", "--select", "node-1,node-2")
+	_, id = s.copied("alike")
+	require.Equal(t, web.Inspect().Image, id)
+	require.NotContains(t, s.sys.MustCLI("--json", "ha", "operations", "alike"), "it is for amd64 only")
 }

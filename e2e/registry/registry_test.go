@@ -36,9 +36,9 @@ type scene struct {
 	doors []*lab.Process
 }
 
-func newScene(t *testing.T, relays int) *scene {
+func newScene(t *testing.T, config system.Config) *scene {
 	env := lab.New(t)
-	s := &scene{t: t, sys: system.Start(t, env, system.Config{Relays: relays, Nodes: 2})}
+	s := &scene{t: t, sys: system.Start(t, env, config)}
 	for i, n := range s.sys.Nodes {
 		env.Await(soon, n.ID+"'s agent reaches the registry", func() bool { return n.Agent.Logged("internal registry reached") })
 		s.doors = append(s.doors, s.door(n, s.id(i)))
@@ -203,7 +203,7 @@ func mib(n int64) string { return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20)) }
 // of another, with bounded memory on the way; nobody else gets in.
 func TestRegistry_PushAndPull(t *testing.T) {
 	start := time.Now()
-	s := newScene(t, 2)
+	s := newScene(t, system.Config{Relays: 2, Nodes: 2})
 	s.desire(0, "", "web")
 	s.desire(1, "web", "")
 	s.random(0, port+"/web:g1", bulk)
@@ -259,7 +259,7 @@ func TestRegistry_PushAndPull(t *testing.T) {
 // IMG-3: a pull survives the restart of every relay in its middle, and the
 // controller's restart costs a moment.
 func TestRegistry_Restarts(t *testing.T) {
-	s := newScene(t, 1)
+	s := newScene(t, system.Config{Relays: 1, Nodes: 2})
 	s.desire(0, "", "web")
 	s.desire(1, "web", "")
 	s.random(0, port+"/web:g1", bulk)

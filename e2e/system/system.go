@@ -26,6 +26,8 @@ type Config struct {
 	Nodes  int
 	// IngressArgs and NodeArgs are further arguments of the daemons.
 	IngressArgs, RelayArgs, NodeArgs []string
+	// Claims are architectures that engines say they have, by node id.
+	Claims map[string]string
 }
 
 // Member is a daemon and its host.
@@ -76,7 +78,7 @@ func Start(tb lab.TB, env *lab.Env, cfg Config) *System {
 	hosts := env.Nodes(names...)
 	var wg sync.WaitGroup
 	for i := range hosts {
-		wg.Go(func() { s.Nodes[i] = s.startNode(hosts[i], names[i], cfg.NodeArgs) })
+		wg.Go(func() { s.Nodes[i] = s.startNode(hosts[i], names[i], cfg.Claims[names[i]], cfg.NodeArgs) })
 	}
 	wg.Wait()
 	s.Ingress = s.startIngress(cfg.IngressArgs)
@@ -138,11 +140,17 @@ func (s *System) startRelay(id string, more []string) *Member {
 	return &Member{Host: h, ID: id, argv: args, Process: h.Start("opfield-relay", args...)}
 }
 
-func (s *System) startNode(n *lab.Node, id string, more []string) *Node {
+func (s *System) startNode(n *lab.Node, id, claim string, more []string) *Node {
+	socket := n.Socket()
+	if claim != "" {
+		front := n.BlockingSocket()
+		front.Claim(claim)
+		socket = front.Address()
+	}
 	program := s.Env.Binary("./cmd/opfield-node")
 	s.join(n.Host, program, "node", id)
 	args := append([]string{program, "run", "--identity-dir", n.Path("identity"), "--state-dir", n.Path("state"),
-		"--docker", n.Socket()}, more...)
+		"--docker", socket}, more...)
 	return &Node{Node: n, ID: id, Agent: n.Start("opfield-node", args...)}
 }
 

@@ -177,10 +177,12 @@ func (i *images) mirror(ctx context.Context, m placement.Mirror) (placement.Imag
 		return placement.Image{}, err
 	}
 	img := placement.Image{Repository: m.Repository}
-	if img.Digest, img.Narrowed, err = i.index(ctx, target, source); err != nil {
+	if img.Digest, img.Narrowed, err = i.index(ctx, target, source, m.Platforms); err != nil {
 		return placement.Image{}, err
 	}
+	only := m.Platforms
 	if img.Digest == "" {
+		only = nil // Docker pushes what it has
 		if img.Narrowed != "" {
 			i.logger.Warn("image is mirrored as docker has it, its index is not to be had", "image", m.Source, "reason", img.Narrowed)
 		}
@@ -188,7 +190,7 @@ func (i *images) mirror(ctx context.Context, m placement.Mirror) (placement.Imag
 			return placement.Image{}, err
 		}
 	}
-	return i.described(ctx, target, img, source)
+	return i.described(ctx, target, img, source, only)
 }
 
 // push lets Docker push what it has of an image and returns the digest.

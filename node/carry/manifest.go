@@ -32,11 +32,14 @@ type manifest struct {
 
 // index copies the index that Docker pulled an image by into the internal
 // registry and returns its digest: "" if there is none to keep, or, for the
-// reason returned, it cannot be copied.
-func (i *images) index(ctx context.Context, target *mirror.Target, source image.InspectResponse) (digest, reason string, err error) {
-	own, _, _ := strings.Cut(i.reference(placement.Image{Repository: "any"}), "/")
-	names := slices.DeleteFunc(slices.Clone(source.RepoDigests), func(name string) bool { return mirror.Registry(name) == own })
-	if len(names) == 0 {
+// reason returned, it cannot be copied. Of its images those for the platforms
+// given are copied; none given: all. If this node's platform is the only one,
+// Docker has all that is needed, and nobody else is asked.
+func (i *images) index(ctx context.Context, target *mirror.Target, source image.InspectResponse, only []string) (digest, reason string, err error) {
+	ours, _, _ := strings.Cut(i.reference(placement.Image{Repository: "any"}), "/")
+	names := slices.DeleteFunc(slices.Clone(source.RepoDigests), func(name string) bool { return mirror.Registry(name) == ours })
+	own := source.Os + "/" + source.Architecture
+	if len(names) == 0 || len(only) == 1 && only[0] == own {
 		return "", "", nil // built here, say
 	}
 	engine, err := i.info(ctx)
@@ -49,6 +52,9 @@ func (i *images) index(ctx context.Context, target *mirror.Target, source image.
 			config := source.ID
 			if strings.HasSuffix(name, "@"+source.ID) {
 				config = "" // the containerd store calls an image by its index
+			}
+			if len(only) > 0 {
+				index.Only(append(slices.Clone(only), own))
 			}
 			err = index.Copy(ctx, target, config)
 			index.Close()
@@ -100,8 +106,9 @@ func targetFault(err error) error {
 
 // described fills in what the registry knows of a digest: the platforms, and
 // the configuration of the origin's. Docker's own image ids are not compared
-// only: with the containerd store they are digests of the index.
-func (i *images) described(ctx context.Context, target *mirror.Target, img placement.Image, source image.InspectResponse) (placement.Image, error) {
+// only: with the containerd store they are digests of the index. Platforms that
+// are not among those given were not copied; none given: all were.
+func (i *images) described(ctx context.Context, target *mirror.Target, img placement.Image, source image.InspectResponse, only []string) (placement.Image, error) {
 	found, err := i.manifest(ctx, target, img.Digest)
 	if err != nil {
 		return placement.Image{}, err
@@ -114,7 +121,7 @@ func (i *images) described(ctx context.Context, target *mirror.Target, img place
 	}
 	for _, m := range found.Manifests {
 		p := m.Platform.OS + "/" + m.Platform.Architecture
-		if m.Platform.OS != "linux" { // an attestation, or nothing that a node runs
+		if m.Platform.OS != "linux" || len(only) > 0 && p != own && !slices.Contains(only, p) { // an attestation, or nothing that a node runs
 			continue
 		}
 		if !slices.Contains(img.Platforms, p) {

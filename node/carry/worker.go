@@ -173,12 +173,12 @@ func (w *worker) fault(err error) *placement.Fault {
 // mirror pushes what is asked for into the internal registry.
 func (w *worker) mirror(ctx context.Context, beside *sync.WaitGroup, want placement.Desired) (done bool, _ *placement.Fault) {
 	m := w.carrier.book.read(w.workload)
-	if want.Mirror == nil || m.Mirror != nil && *m.Mirror == *want.Mirror && m.Mirrored != nil {
+	if want.Mirror == nil || m.Mirror.Equal(want.Mirror) && m.Mirrored != nil {
 		return want.Mirror != nil, nil
 	}
 	asked := *want.Mirror
 	// Asked for again under another revision: what failed before counts no more.
-	of := fmt.Sprintf("%d %s %s", want.Revision, asked.Repository, asked.Source)
+	of := fmt.Sprintf("%d %s %s %s", want.Revision, asked.Repository, asked.Source, asked.Platforms)
 	return false, w.mirrors.run(ctx, beside, of, placement.CodeImageMirror, func(ctx context.Context) error {
 		image, err := w.carrier.images.mirror(ctx, asked)
 		if err != nil {

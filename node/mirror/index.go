@@ -37,6 +37,23 @@ type child struct {
 	platform string // "os/arch"; "" is an attestation about an image
 }
 
+// attests is the annotation by which BuildKit says which image of the index an
+// attestation is about.
+const attests = "vnd.docker.reference.digest"
+
+// Only leaves out what is not for one of the platforms, "os/arch".
+func (s *Source) Only(platforms []string) {
+	kept := map[string]bool{}
+	for _, c := range s.images {
+		if slices.Contains(platforms, c.platform) {
+			kept[c.Digest.String()] = true
+		}
+	}
+	s.images = slices.DeleteFunc(s.images, func(c child) bool {
+		return !kept[c.Digest.String()] && (c.platform != "" || !kept[c.Annotations[attests]])
+	})
+}
+
 // children returns what is copied of an index: everything for Linux, and the
 // attestations. Nodes run nothing else, and images for Windows are huge.
 func children(raw []byte) ([]child, error) {

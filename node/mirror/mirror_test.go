@@ -167,6 +167,25 @@ func TestCopy_KeepsTheIndex(t *testing.T) {
 	require.Equal(t, before, r.source.asked.Load())
 }
 
+// IMG-2: what no node runs is not copied; the digest of the index stays.
+func TestCopy_Only(t *testing.T) {
+	r := newRig(t)
+	s, err := r.find(r.index)
+	require.NoError(t, err)
+	s.Only([]string{"linux/amd64", "linux/s390x"})
+	require.Equal(t, []string{"linux/amd64"}, s.Platforms())
+	require.NoError(t, s.Copy(t.Context(), r.to(), r.configs["amd64"]))
+	require.True(t, r.has(r.index))
+	require.True(t, r.has(r.amd))
+	require.False(t, r.has(r.arm))
+
+	// Another time for more: what is there stays.
+	s, err = r.find(r.index)
+	require.NoError(t, err)
+	require.NoError(t, s.Copy(t.Context(), r.to(), r.configs["amd64"]))
+	require.True(t, r.has(r.arm))
+}
+
 // IMG-2: the same image is the same by its configuration.
 func TestCopy_NotTheOneThatRuns(t *testing.T) {
 	r := newRig(t)
