@@ -51,14 +51,15 @@ func (e *Env) Node(name string, engineArgs ...string) *Node {
 	h := e.Host(name)
 	n := &Node{Host: h}
 	// The storage driver is the kernel's best: overlay2, or vfs where the disk
-	// of the test machine is an overlay itself.
+	// of the test machine is an overlay itself. The engine leaves the packet
+	// filter alone: published ports are served by its proxy.
 	for _, driver := range []string{"overlay2", "vfs"} {
 		n.Engine = h.Start("dockerd-"+driver, append([]string{"dockerd",
 			"--data-root", h.Path("docker", "data"), "--exec-root", h.Path("docker", "exec"),
 			"--pidfile", h.Path("docker", "pid"), "-H", n.Socket(),
 			"--bip", fmt.Sprintf("10.211.%d.1/24", h.index), "--mtu", "1500",
 			"--default-address-pool", fmt.Sprintf("base=10.212.%d.0/24,size=28", h.index),
-			"--storage-driver", driver, "--iptables=false", "--ip6tables=false", "--userland-proxy=false",
+			"--storage-driver", driver, "--iptables=false", "--ip6tables=false", "--userland-proxy=true",
 			"--max-concurrent-downloads", "2", "--log-level", "warn"}, engineArgs...)...)
 		docker, err := client.NewClientWithOpts(client.WithHost(n.Socket()), client.WithAPIVersionNegotiation())
 		if err != nil {
@@ -152,6 +153,17 @@ func (n *Node) AwaitEngine() error {
 		return errors.Join(errors.New("dockerd ended"), err)
 	}
 	return err
+}
+
+// KillEngine ends the engine with SIGKILL; the containers go on. Its containerd
+// ends with it. Where nobody collects that process, its number would stay taken
+// and the next engine would wait for it: so what it wrote down is removed.
+func (n *Node) KillEngine() {
+	n.env.tb.Helper()
+	n.Engine.Kill()
+	if err := os.Remove(n.Path("docker", "exec", "containerd", "containerd.pid")); err != nil && !os.IsNotExist(err) {
+		n.env.tb.Fatalf("kill the engine of %s: %v", n.name, err)
+	}
 }
 
 // buildApp builds the images of the test application from nothing but its
