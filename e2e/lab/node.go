@@ -4,10 +4,12 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -175,19 +177,39 @@ func (n *Node) buildApp() error {
 	}
 	const plain = "FROM scratch\nCOPY testapp /testapp\nENTRYPOINT [\"/testapp\"]\n"
 	const health = "FROM " + AppImage + "\nHEALTHCHECK --interval=1s --timeout=1s --retries=2 CMD [\"/testapp\",\"check\"]\n"
-	if err := n.build(AppImage, plain, binary); err != nil {
+	if err := n.build(AppImage, plain, map[string][]byte{"testapp": binary}); err != nil {
 		return err
 	}
 	return n.build(HealthImage, health, nil)
 }
 
-func (n *Node) build(tag, dockerfile string, binary []byte) error {
+// BuildBig builds the test application with its health check and with so many
+// megabytes that no other node has, and returns the id of the image.
+func (n *Node) BuildBig(tag string, megabytes int) string {
+	n.env.tb.Helper()
+	ballast := make([]byte, megabytes<<20)
+	_, _ = rand.Read(ballast) // it never fails
+	if err := n.build(tag, "FROM "+HealthImage+"\nCOPY ballast /ballast\n", map[string][]byte{"ballast": ballast}); err != nil {
+		n.env.tb.Fatalf("build %s on %s: %v", tag, n.name, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	found, err := n.docker.ImageInspect(ctx, tag)
+	if err != nil {
+		n.env.tb.Fatalf("inspect %s on %s: %v", tag, n.name, err)
+	}
+	return found.ID
+}
+
+// build builds an image of some files.
+func (n *Node) build(tag, dockerfile string, files map[string][]byte) error {
 	var pack bytes.Buffer
 	w := tar.NewWriter(&pack)
-	files := map[string][]byte{"Dockerfile": []byte(dockerfile)}
-	if binary != nil {
-		files["testapp"] = binary
+	files = maps.Clone(files)
+	if files == nil {
+		files = map[string][]byte{}
 	}
+	files["Dockerfile"] = []byte(dockerfile)
 	for name, content := range files {
 		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))}); err != nil {
 			return err
