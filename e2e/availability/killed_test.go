@@ -23,7 +23,7 @@ func TestRollout_ControllerKilled(t *testing.T) {
 	s.enable("--mode", "replicated", "--replicas", "3", "--drain", "20s")
 	// Many megabytes and a health check let phases last; behind a restart a
 	// rollout is queued.
-	image := s.Nodes[0].BuildBig("opfield/testapp:big", 20)
+	image := s.Nodes[0].BuildBig("opfield/testapp:big", 4)
 	run := s.traffic()
 	s.MustCLI("ha", "restart", "web", "--no-wait")
 	s.MustCLI("ha", "rollout", "web", "--no-wait", "--image", image, "--env", "VERSION=2")
