@@ -23,7 +23,7 @@ func TestRollout_ControllerKilled(t *testing.T) {
 	s.enable("--mode", "replicated", "--replicas", "3", "--drain", "20s")
 	// Many megabytes and a health check let phases last; behind a restart a
 	// rollout is queued.
-	image := s.Nodes[0].BuildBig("opfield/testapp:big", 4)
+	image := s.Nodes[0].BuildBig("opfield/testapp:big", 20)
 	run := s.traffic()
 	s.MustCLI("ha", "restart", "web", "--no-wait")
 	s.MustCLI("ha", "rollout", "web", "--no-wait", "--image", image, "--env", "VERSION=2")
@@ -82,6 +82,7 @@ func TestRollout_ControllerKilled(t *testing.T) {
 	s.requireEnv("VERSION=2")
 	op := s.last("web", "rollout")
 	require.Equal(t, "completed", op.Status)
+	require.Zero(t, op.Attempts, "no attempt failed")
 	require.Equal(t, "completed", s.last("web", "restart").Status)
 	steps := map[string]int{}
 	for _, step := range op.Steps {
