@@ -70,12 +70,11 @@ func TestCompare(t *testing.T) { // RTE-8
 	with := func(open, others []placement.LinkID) desired {
 		return desired{version: 1, services: []upstream.Service{{Workload: "w", Port: 80, Open: open, Others: others}}}
 	}
-	no := func(placement.LinkID) bool { return false }
-	yes := func(placement.LinkID) bool { return true }
+	no, yes := map[string]bool{"v": true}, map[string]bool{"w": true}
 	require.Equal(t, apply.None, compare(base, base, no))
 	require.Equal(t, apply.Prompt, compare(base, desired{version: 2}, no), "a route")
 	require.Equal(t, apply.Quiet, compare(base, with([]placement.LinkID{a, b}, nil), no), "opened")
 	require.Equal(t, apply.Quiet, compare(base, with([]placement.LinkID{a}, nil), no), "removed")
 	require.Equal(t, apply.Prompt, compare(base, with([]placement.LinkID{a}, []placement.LinkID{b, c}), no), "new placement")
-	require.Equal(t, apply.Quiet, compare(base, with([]placement.LinkID{a}, []placement.LinkID{b, c}), yes), "new placement of a rollout")
+	require.Equal(t, apply.Quiet, compare(base, with([]placement.LinkID{a}, []placement.LinkID{b, c}), yes), "new placement of a planned move")
 }

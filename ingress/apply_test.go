@@ -2,6 +2,7 @@ package ingress_test
 
 import (
 	"crypto/tls"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -280,6 +281,38 @@ func TestIngress_KnownMembersDoNotReload(t *testing.T) {
 	e.place("web", true, "c")
 	e.within(2*time.Second, "a new placement is listed", func() bool { return e.reloads() == before+1 })
 	t.Logf("reload began after %s", time.Since(began))
+	e.settled()
+	require.Equal(t, before+1, e.reloads())
+}
+
+// RTE-8: what a planned move adds waits; what comes after it takes it along.
+func TestIngress_PlannedMoveWaits(t *testing.T) {
+	e := newEnv(t)
+	members := func(moving bool, nodes ...string) {
+		m := placement.Members{Workload: "web", Moving: moving}
+		for _, n := range nodes {
+			m.Placements = append(m.Placements, placement.Member{Node: n})
+		}
+		text, err := json.Marshal(m)
+		require.NoError(t, err)
+		e.source.SetBucket(ingress.BucketMembers, map[string][]byte{"web": text})
+	}
+	members(false, "a", "b")
+	e.place("web", true, "a", "b")
+	e.source.SetRoutes(t, route("web", "web.example", "web"))
+	e.start()
+	e.settled()
+	before := e.reloads()
+	members(true, "a", "b", "c")
+	e.place("web", true, "c")
+	e.within(time.Second, "the new placement is open", func() bool { return e.endpoints.State(link("web", "c")) == upstream.Open })
+	require.Never(t, func() bool { return e.reloads() != before }, 3*time.Second, 50*time.Millisecond, "nginx was reloaded")
+	require.True(t, e.ingress.Status().Reload.Pending)
+
+	// Its end alone adds nothing; a placement outside a move applies at once.
+	members(false, "a", "b", "c", "d")
+	e.place("web", true, "d")
+	e.within(2*time.Second, "a new placement is listed", func() bool { return e.reloads() == before+1 })
 	e.settled()
 	require.Equal(t, before+1, e.reloads())
 }

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/opfield/availability/ingress/apply"
 	"github.com/opfield/availability/placement"
@@ -22,9 +21,10 @@ type desired struct {
 	address  map[placement.LinkID]netip.Addr // filled in when the apply begins
 }
 
-// compare says how soon nginx must learn about the step from was to is.
-// rollout is asked about a placement that nginx does not list yet.
-func compare(was, is desired, rollout func(placement.LinkID) bool) apply.Change {
+// compare says how soon nginx must learn about the step from was to is. What
+// is new in a workload that a planned move is at work on waits for the others
+// that follow: one reload serves all.
+func compare(was, is desired, moving map[string]bool) apply.Change {
 	if was.version != is.version || was.outside != is.outside || len(was.services) != len(is.services) {
 		return apply.Prompt
 	}
@@ -35,8 +35,11 @@ func compare(was, is desired, rollout func(placement.LinkID) bool) apply.Change 
 			continue
 		}
 		change = apply.Quiet
+		if moving[s.Workload] {
+			continue
+		}
 		for _, id := range slices.Concat(s.Open, s.Others) {
-			if !slices.Contains(old.Open, id) && !slices.Contains(old.Others, id) && !rollout(id) {
+			if !slices.Contains(old.Open, id) && !slices.Contains(old.Others, id) {
 				return apply.Prompt
 			}
 		}
@@ -60,21 +63,4 @@ func routeKey(r upstream.Route) string {
 		return r.Name
 	}
 	return string(text)
-}
-
-// partOfRollout reports whether siblings of the placement are of another
-// generation: then more of the same kind follow, and one reload serves all.
-func partOfRollout(orders []upstream.Order, id placement.LinkID) bool {
-	from, _ := slices.BinarySearchFunc(orders, id.Placement.Workload, func(o upstream.Order, w string) int {
-		return strings.Compare(o.Link.Placement.Workload, w)
-	})
-	for _, o := range orders[from:] {
-		if o.Link.Placement.Workload != id.Placement.Workload {
-			return false
-		}
-		if o.Generation != orders[from].Generation {
-			return true
-		}
-	}
-	return false
 }

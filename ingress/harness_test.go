@@ -241,15 +241,31 @@ func (e *env) within(d time.Duration, what string, cond func() bool) {
 	require.Eventually(e.t, cond, d, 10*time.Millisecond, what)
 }
 
-// settled waits until everything that was announced is in nginx.
+// settledFor is longer than the status needs to follow a change (80 ms), and
+// than nginx lets the workers of the old configuration take connections beside
+// those of the new one (100 ms).
+const settledFor = 200 * time.Millisecond
+
+// settled waits until everything that was announced is in nginx. On a
+// busy machine the placements may come after the routes were applied, and need a
+// second reload.
 func (e *env) settled() {
 	e.t.Helper()
 	var last string
+	var since time.Time
 	require.Eventually(e.t, func() bool {
 		s := e.ingress.Status()
 		text, _ := json.Marshal(s)
 		last = string(text)
-		return s.Reload.Generation != "" && s.Reload.Result != "" && !s.Reload.Pending
+		switch {
+		case !e.source.Heard(ingress.BucketRoutes), s.Reload.Generation == "", s.Reload.Result == "", s.Reload.Pending:
+			since = time.Time{}
+		case since.IsZero():
+			since = time.Now()
+		default:
+			return time.Since(since) > settledFor
+		}
+		return false
 	}, 30*raceFactor*time.Second, 20*time.Millisecond, "nginx did not settle: %s", last)
 }
 

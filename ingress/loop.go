@@ -333,10 +333,7 @@ func (l *loop) consider(now time.Time) {
 	}
 	d := l.routed
 	d.services, d.outside = l.table.Services(), l.outside.digest
-	rollout := func(id placement.LinkID) bool {
-		return l.moving[id.Placement.Workload] || partOfRollout(l.orders, id)
-	}
-	if c := compare(l.noted, d, rollout); c != apply.None {
+	if c := compare(l.noted, d, l.moving); c != apply.None {
 		l.schedule.Note(now, c)
 		l.noted = d
 	}

@@ -252,8 +252,13 @@ func (d *decision) mirrorNode(v *Version) *Placement {
 		return nil // only the origin is sure to have an image id
 	}
 	var best *Placement
-	if p := d.doc.placementOn(d.doc.Original.Node); p != nil && d.online(p.Node) && strings.HasPrefix(v.Source, "sha256:") {
-		return p // the origin knows an id by its own builds
+	if p := d.doc.placementOn(d.doc.Original.Node); p != nil && !d.away(p.Node) && strings.HasPrefix(v.Source, "sha256:") {
+		// The origin knows an id by its own builds, and other nodes do not: while
+		// it is not reporting it is waited for.
+		if !d.online(p.Node) {
+			return nil
+		}
+		return p
 	}
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]

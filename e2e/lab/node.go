@@ -4,10 +4,12 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -51,14 +53,15 @@ func (e *Env) Node(name string, engineArgs ...string) *Node {
 	h := e.Host(name)
 	n := &Node{Host: h}
 	// The storage driver is the kernel's best: overlay2, or vfs where the disk
-	// of the test machine is an overlay itself.
+	// of the test machine is an overlay itself. The engine leaves the packet
+	// filter alone: published ports are served by its proxy.
 	for _, driver := range []string{"overlay2", "vfs"} {
 		n.Engine = h.Start("dockerd-"+driver, append([]string{"dockerd",
 			"--data-root", h.Path("docker", "data"), "--exec-root", h.Path("docker", "exec"),
 			"--pidfile", h.Path("docker", "pid"), "-H", n.Socket(),
 			"--bip", fmt.Sprintf("10.211.%d.1/24", h.index), "--mtu", "1500",
 			"--default-address-pool", fmt.Sprintf("base=10.212.%d.0/24,size=28", h.index),
-			"--storage-driver", driver, "--iptables=false", "--ip6tables=false", "--userland-proxy=false",
+			"--storage-driver", driver, "--iptables=false", "--ip6tables=false", "--userland-proxy=true",
 			"--max-concurrent-downloads", "2", "--log-level", "warn"}, engineArgs...)...)
 		docker, err := client.NewClientWithOpts(client.WithHost(n.Socket()), client.WithAPIVersionNegotiation())
 		if err != nil {
@@ -154,6 +157,17 @@ func (n *Node) AwaitEngine() error {
 	return err
 }
 
+// KillEngine ends the engine with SIGKILL; the containers go on. Its containerd
+// ends with it. Where nobody collects that process, its number would stay taken
+// and the next engine would wait for it: so what it wrote down is removed.
+func (n *Node) KillEngine() {
+	n.env.tb.Helper()
+	n.Engine.Kill()
+	if err := os.Remove(n.Path("docker", "exec", "containerd", "containerd.pid")); err != nil && !os.IsNotExist(err) {
+		n.env.tb.Fatalf("kill the engine of %s: %v", n.name, err)
+	}
+}
+
 // buildApp builds the images of the test application from nothing but its
 // binary.
 func (n *Node) buildApp() error {
@@ -163,19 +177,39 @@ func (n *Node) buildApp() error {
 	}
 	const plain = "FROM scratch\nCOPY testapp /testapp\nENTRYPOINT [\"/testapp\"]\n"
 	const health = "FROM " + AppImage + "\nHEALTHCHECK --interval=1s --timeout=1s --retries=2 CMD [\"/testapp\",\"check\"]\n"
-	if err := n.build(AppImage, plain, binary); err != nil {
+	if err := n.build(AppImage, plain, map[string][]byte{"testapp": binary}); err != nil {
 		return err
 	}
 	return n.build(HealthImage, health, nil)
 }
 
-func (n *Node) build(tag, dockerfile string, binary []byte) error {
+// BuildBig builds the test application with its health check and with so many
+// megabytes that no other node has, and returns the id of the image.
+func (n *Node) BuildBig(tag string, megabytes int) string {
+	n.env.tb.Helper()
+	ballast := make([]byte, megabytes<<20)
+	_, _ = rand.Read(ballast) // it never fails
+	if err := n.build(tag, "FROM "+HealthImage+"\nCOPY ballast /ballast\n", map[string][]byte{"ballast": ballast}); err != nil {
+		n.env.tb.Fatalf("build %s on %s: %v", tag, n.name, err)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), callLimit)
+	defer cancel()
+	found, err := n.docker.ImageInspect(ctx, tag)
+	if err != nil {
+		n.env.tb.Fatalf("inspect %s on %s: %v", tag, n.name, err)
+	}
+	return found.ID
+}
+
+// build builds an image of some files.
+func (n *Node) build(tag, dockerfile string, files map[string][]byte) error {
 	var pack bytes.Buffer
 	w := tar.NewWriter(&pack)
-	files := map[string][]byte{"Dockerfile": []byte(dockerfile)}
-	if binary != nil {
-		files["testapp"] = binary
+	files = maps.Clone(files)
+	if files == nil {
+		files = map[string][]byte{}
 	}
+	files["Dockerfile"] = []byte(dockerfile)
 	for name, content := range files {
 		if err := w.WriteHeader(&tar.Header{Name: name, Mode: 0o755, Size: int64(len(content))}); err != nil {
 			return err

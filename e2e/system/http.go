@@ -2,8 +2,10 @@ package system
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"time"
 
@@ -17,6 +19,23 @@ func client(h *lab.Host) *http.Client {
 		Timeout:   getWithin,
 		Transport: &http.Transport{DialContext: h.DialContext, DisableKeepAlives: true},
 	}
+}
+
+// API reads from the controller's API over its socket: no command is started,
+// so what lasts for milliseconds is seen.
+func (s *System) API(path string, v any) error {
+	c := http.Client{Timeout: getWithin, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", s.socket(s.Controller.Host))
+	}}}
+	resp, err := c.Get("http://controller" + path)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("GET %s: %s", path, resp.Status)
+	}
+	return json.NewDecoder(resp.Body).Decode(v)
 }
 
 // Get fetches a URL from inside a host.

@@ -19,6 +19,7 @@ type Source struct {
 	buckets map[string]map[string][]byte
 	follow  []func(placement.Event)
 	buckfn  map[string][]func(map[string][]byte)
+	heard   map[string]bool // who follows and was told what there is: "placements" or a bucket
 	down    bool
 }
 
@@ -26,7 +27,7 @@ type Source struct {
 func NewSource() *Source {
 	return &Source{
 		events: map[placement.ID]placement.Event{}, buckets: map[string]map[string][]byte{"opfield_routes": {}},
-		buckfn: map[string][]func(map[string][]byte){},
+		buckfn: map[string][]func(map[string][]byte){}, heard: map[string]bool{},
 	}
 }
 
@@ -35,6 +36,20 @@ func (s *Source) Down() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.down = true
+}
+
+// Heard reports whether whoever follows the placements and the bucket now has
+// been told everything that was announced.
+func (s *Source) Heard(bucket string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.heard["placements"] && s.heard[bucket]
+}
+
+func (s *Source) hears(what string, yes bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.heard[what] = yes
 }
 
 // Publish announces an event.
@@ -85,7 +100,9 @@ func (s *Source) FollowPlacements(ctx context.Context, fn func(placement.Event))
 	for _, e := range now {
 		fn(e)
 	}
+	s.hears("placements", true)
 	<-ctx.Done()
+	s.hears("placements", false)
 	return nil
 }
 
@@ -107,6 +124,8 @@ func (s *Source) FollowBucket(ctx context.Context, bucket string, fn func(map[st
 	if ok && !down {
 		fn(values)
 	}
+	s.hears(bucket, true)
 	<-ctx.Done()
+	s.hears(bucket, false)
 	return nil
 }

@@ -255,10 +255,11 @@ func (c *Carrier) blank(d placement.Desired) placement.Observed {
 }
 
 // roleOf is what the container of a generation is for, by what is wanted of its
-// placement. A container that is to make way for another generation is not
-// opened again before it ends: its links closed for that.
-func roleOf(d placement.Desired, generation uint64) placement.Role {
-	if d.Want == placement.WantServing && generation != 0 && generation != d.Generation {
+// placement. One that is to end first, for another generation or because a
+// restart was asked for, is not opened again before that: its links closed for
+// it.
+func roleOf(d placement.Desired, m memory, generation uint64) placement.Role {
+	if d.Want == placement.WantServing && generation != 0 && (generation != d.Generation || m.Restarts < d.Restarts) {
 		return placement.RoleDraining
 	}
 	return role(d.Want)
@@ -305,7 +306,7 @@ func (c *Carrier) Managed() (map[string]discovery.Managed, bool) {
 		}
 		if m.Current != "" {
 			managed.Generation, managed.Kept = m.Generation, managed.Kept || d.Want == placement.WantAbsent
-			managed.Role = roleOf(*d, m.Generation)
+			managed.Role = roleOf(*d, m, m.Generation)
 		}
 		managed.Note = s.why()
 		out[workload] = managed

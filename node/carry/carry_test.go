@@ -136,8 +136,6 @@ func TestCrashing_BacksOff(t *testing.T) { // RDY-4
 	})
 }
 
-// A start that was asked for, and another version, begin with a clean record:
-// they are not held up by what crashed before.
 // What makes way for another generation is not opened again between its drain
 // and its end: requests would be sent to a container that is about to stop.
 func TestReplaced_NotOpenedAgain(t *testing.T) { // ROL-1, ROL-4
@@ -163,6 +161,35 @@ func TestReplaced_NotOpenedAgain(t *testing.T) { // ROL-1, ROL-4
 	})
 }
 
+// A restart asks the same container to end: between its drain and its end it is
+// not opened again either.
+func TestRestarted_NotOpenedBefore(t *testing.T) { // STP-1, LNK-2
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		var told []string
+		h.changed = func() {
+			all, _ := h.carrier.Managed()
+			now := fmt.Sprintf("%s, %d starts", all["web"].Role, len(h.engine.Starts("web")))
+			if all["web"].Container != "" && (len(told) == 0 || told[len(told)-1] != now) {
+				told = append(told, now)
+			}
+		}
+		h.start()
+		defer func() { h.stop() }()
+		h.want("web", unchanged)
+		told = nil
+		h.want("web", func(d *placement.Desired) { d.Want = placement.WantDraining })
+		h.want("web", func(d *placement.Desired) { d.Want, d.Restarts = placement.WantServing, 1 })
+		require.Equal(t, []string{"draining, 1 starts", "serving, 2 starts"}, told)
+		o := h.seen("web")
+		require.Equal(t, placement.RoleServing, o.Role)
+		require.EqualValues(t, 1, o.Restarts)
+		require.True(t, o.Done)
+	})
+}
+
+// A start that was asked for, and another version, begin with a clean record:
+// they are not held up by what crashed before.
 func TestCrashing_ForgivenByARestart(t *testing.T) { // RDY-4, ROL-2
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)

@@ -259,7 +259,7 @@ func (k *containers) showOne(t *task, best *owned) error {
 		state = placement.StateStarting
 	}
 	t.looked(func(o *placement.Observed) {
-		o.Generation, o.Container, o.ImageConfig, o.State, o.Role = best.generation, best.ID, configOf(best, t.want.Image), state, roleOf(t.want, best.generation)
+		o.Generation, o.Container, o.ImageConfig, o.State, o.Role = best.generation, best.ID, configOf(best, t.want.Image), state, roleOf(t.want, t.memory, best.generation)
 		o.ImageReady = o.ImageReady || t.want.Image.Config != "" && best.Image == t.want.Image.Config
 	})
 	if best.running() {

@@ -142,12 +142,15 @@ func (k *containers) restart(ctx context.Context, t *task, cur *owned) error {
 	return k.stop(ctx, t, cur)
 }
 
-// restarted counts a restart that was done.
+// restarted counts a restart that was done: from then on the container serves.
 func (k *containers) restarted(t *task, cur *owned) error {
 	if t.memory.Restarts >= t.want.Restarts || t.memory.Restarting == cur.run() {
 		return nil
 	}
-	return t.remember(func(m *memory) { m.Restarts, m.Restarting = t.want.Restarts, "" })
+	if err := t.remember(func(m *memory) { m.Restarts, m.Restarting = t.want.Restarts, "" }); err != nil {
+		return err
+	}
+	return k.showOne(t, cur)
 }
 
 // named gives the container the placement's name. Older ones of ours make way.
