@@ -1,6 +1,7 @@
 package carry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -137,7 +138,7 @@ func (w *worker) pass(ctx context.Context, mirrors *sync.WaitGroup) (time.Durati
 		case fetchErr != nil:
 			o.Fault = fetchErr
 		case w.crash.looping && wait > 0:
-			o.Fault = &placement.Fault{Code: placement.CodeCrashLoop, Message: "the container ends again and again", Attempts: len(w.crash.times)}
+			o.Fault = &placement.Fault{Code: placement.CodeCrashLoop, Message: cmp.Or(t.noted, "it ends again and again"), Attempts: len(w.crash.times)}
 		}
 	})
 	if err == nil {
