@@ -156,6 +156,10 @@ func (d *decision) servesOn(node string) bool {
 func (d *decision) converge() {
 	op := d.active()
 	if d.doc.Stopped {
+		if op.RolledBack { // what it was for did not come about
+			d.finish(Failed, op.Code, op.Message)
+			return
+		}
 		d.finish(Completed, "", "the workload is stopped; it takes effect at its start")
 		return
 	}

@@ -110,8 +110,13 @@ func (d *decision) restart() {
 			op.Left = slices.Clone(op.Left[1:])
 			continue
 		}
+		if !d.online(p.Node) {
+			d.phase(Starting, "waits for node %s, which is away", p.Node)
+			d.hold(CodeNodeSilent, "node %s is %s", p.Node, d.w.Nodes[p.Node].State)
+			return
+		}
 		d.phase(CheckingHealth, "%s: %s", p.Node, reasonOf(d.w.Observed[p.Node]))
-		if code, message := d.failed(p); d.online(p.Node) && code != "" {
+		if code, message := d.failed(p); code != "" {
 			d.finish(Failed, code, message)
 		}
 		return
