@@ -44,14 +44,18 @@ func (d *decision) settle() {
 		default:
 			d.phase(Starting, "%s: %s", p.Node, reasonOf(o))
 		}
-		if d.online(p.Node) {
-			d.wake(d.startLimit(p))
+		pulls := !d.current(p) && !d.prefetched(p) && !(p.answers(o) && o.Fault != nil)
+		if d.online(p.Node) && !pulls && d.due(d.startLimit(p)) { // not started by this operation, so it cannot fail it
+			d.hold(placement.CodeNotReady, "node %s: %s", p.Node, reasonOf(o))
 		}
 		return
 	}
 	for _, p := range t.serving {
 		if !d.serves(p) {
 			d.phase(ActivatingRoutes, "an ingress node does not lead to %s yet", p.Node)
+			if d.due(d.startLimit(p)) {
+				d.hold(placement.CodeNotReady, "an ingress node does not lead to %s", p.Node)
+			}
 			return
 		}
 	}
