@@ -113,7 +113,9 @@ func (s *Store) desired(ctx context.Context, node string) (map[string][]byte, er
 // FollowDesired calls fn with everything that is desired of this node, by
 // workload: first when the index and every record were read, then after each
 // change, until ctx ends. Without NATS, or before the controller wrote an
-// index, it is not called, so what the caller knows stays. It is for nodes.
+// index, it is not called, so what the caller knows stays. A record that cannot
+// be read is given as it was before, or empty: nothing new is known of it, and
+// it is not gone. It is for nodes.
 func (c *Conn) FollowDesired(ctx context.Context, fn func(map[string]placement.Desired)) error {
 	node := c.identity.Name().ID
 	changes := make(chan *nats.Msg, desiredQueue)
@@ -150,11 +152,7 @@ func (c *Conn) FollowDesired(ctx context.Context, fn func(map[string]placement.D
 			whole = true
 			due.Reset(0)
 		case <-due.C:
-			reuse := known
-			if whole {
-				reuse = nil
-			}
-			next, data, err := c.readDesired(ctx, reuse, raw)
+			next, data, err := c.readDesired(ctx, whole, known, raw)
 			switch {
 			case errors.Is(err, errNoDesired):
 				continue
@@ -174,8 +172,8 @@ func (c *Conn) FollowDesired(ctx context.Context, fn func(map[string]placement.D
 }
 
 // readDesired reads the index and the records that are not known in its
-// revision. A malformed record is left as it was known.
-func (c *Conn) readDesired(ctx context.Context, known map[string]placement.Desired, raw map[string][]byte) (map[string]placement.Desired, map[string][]byte, error) {
+// revision, or the whole. A malformed record is left as it was known.
+func (c *Conn) readDesired(ctx context.Context, whole bool, known map[string]placement.Desired, raw map[string][]byte) (map[string]placement.Desired, map[string][]byte, error) {
 	node := c.identity.Name().ID
 	data, found, err := c.getDesired(ctx, node)
 	if err != nil {
@@ -198,7 +196,7 @@ func (c *Conn) readDesired(ctx context.Context, known map[string]placement.Desir
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(desiredParallel)
 	for i, workload := range workloads {
-		if d, ok := known[workload]; ok && d.Revision == index[workload] {
+		if d, ok := known[workload]; ok && d.Revision == index[workload] && !whole {
 			answers[i] = answer{d, raw[workload], true}
 			continue
 		}
@@ -241,8 +239,8 @@ func (c *Conn) readDesired(ctx context.Context, known map[string]placement.Desir
 	for i, a := range answers {
 		if a.usable {
 			next[workloads[i]], nextRaw[workloads[i]] = a.desired, a.data
-		} else if d, ok := known[workloads[i]]; ok {
-			next[workloads[i]], nextRaw[workloads[i]] = d, raw[workloads[i]]
+		} else { // what was never known is desired too, whatever it is
+			next[workloads[i]], nextRaw[workloads[i]] = known[workloads[i]], raw[workloads[i]]
 		}
 	}
 	return next, nextRaw, nil

@@ -173,7 +173,26 @@ func TestDesired_MalformedRecordHidesNoOther(t *testing.T) {
 	node := srv.Conn(t, ca.Identity(t, identity.RoleNode, "a"))
 	var seen wanted
 	bustest.Go(t, func(ctx context.Context) error { return node.FollowDesired(ctx, seen.set) })
-	require.Eventually(t, func() bool { return seen.is(map[string]uint64{"web": 1}) }, soon, poll)
+	// It is not known, and not gone either.
+	require.Eventually(t, func() bool { return seen.is(map[string]uint64{"web": 1, "bad": 0}) }, soon, poll)
+}
+
+// A record that becomes unreadable stays as it was, also when everything is
+// read again.
+func TestDesired_MalformedRecordStaysAsKnown(t *testing.T) { // OPS-3
+	ca := identitytest.New(t)
+	srv := bustest.Start(t, ca)
+	want := map[string]placement.Desired{"web": desired("web", "a", 1), "bad": desired("bad", "a", 3)}
+	require.NoError(t, srv.Store.KeepDesired(t.Context(), "a", want))
+	node := srv.Conn(t, ca.Identity(t, identity.RoleNode, "a"))
+	node.ReadDesiredEvery(20*time.Millisecond, 50*time.Millisecond)
+	var seen wanted
+	bustest.Go(t, func(ctx context.Context) error { return node.FollowDesired(ctx, seen.set) })
+	require.Eventually(t, func() bool { return seen.is(map[string]uint64{"web": 1, "bad": 3}) }, soon, poll)
+	require.NoError(t, srv.Store.Put(t.Context(), bus.BucketDesired, "a.bad", []byte(`{"workload":"bad","node":"b"`)))
+	require.Never(t, func() bool { return !seen.is(map[string]uint64{"web": 1, "bad": 3}) }, 300*time.Millisecond, poll)
+	require.NoError(t, srv.Store.Put(t.Context(), bus.BucketDesired, "a", []byte(`{"bad":4,"web":1}`)))
+	require.Never(t, func() bool { return !seen.is(map[string]uint64{"web": 1, "bad": 3}) }, 300*time.Millisecond, poll)
 }
 
 func TestReports(t *testing.T) { // SEC-2

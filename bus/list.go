@@ -81,7 +81,7 @@ func (c *Conn) page(ctx context.Context, stream string, what pageRequest) (out [
 		}
 		switch status := m.Header.Get("Status"); {
 		case status == "204": // end of the page
-			return out, last, m.Header.Get("Nats-Num-Pending") != "0" && len(out) > 0, nil
+			return out, last, m.Header.Get("Nats-Num-Pending") != "0" && last > 0, nil // whatever of it was skipped
 		case status == "404": // nothing from there on
 			return out, last, false, nil
 		case status != "" && len(m.Data) == 0:

@@ -3,11 +3,13 @@ package bus_test
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"strings"
 	"sync"
 	"testing"
 
+	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
@@ -69,6 +71,24 @@ func TestFollowPlacements_SkipsMalformed(t *testing.T) { // EVT-2, EVT-3
 	require.Equal(t, 1, log.count("malformed message skipped"))
 	require.GreaterOrEqual(t, counter(t, reg, "opfield_malformed_messages_total"), 7.0)
 	require.Equal(t, 2, seen.size())
+}
+
+// A node that fills pages with messages that are skipped hides nobody else's.
+func TestFollowPlacements_SkippedPageHidesNoOther(t *testing.T) { // EVT-3, SEC-2
+	ca := identitytest.New(t)
+	srv := bustest.Start(t, ca)
+	bad := dial(t, srv, ca.Identity(t, identity.RoleNode, "a"))
+	for i := range 1100 {
+		msg := nats.NewMsg(fmt.Sprintf("opfield.placement.v1.w%d.a", i))
+		msg.Header.Set("Nats-Sequence", "1")
+		require.NoError(t, bad.PublishMsg(msg))
+	}
+	require.NoError(t, bad.Flush())
+	publish(t, srv.Conn(t, ca.Identity(t, identity.RoleNode, "b")), event("good", "b", 1, true))
+	sub := srv.Conn(t, ca.Identity(t, identity.RoleSubscriber, "s"))
+	var seen fold
+	bustest.Go(t, func(ctx context.Context) error { return sub.FollowPlacements(ctx, seen.add) })
+	require.Eventually(t, func() bool { return seen.counter("good", "b") == 1 }, soon, poll)
 }
 
 func counter(t *testing.T, reg *prometheus.Registry, name string) float64 {

@@ -66,6 +66,16 @@ func (d *decision) startLimit(p *Placement) time.Time {
 	return from.Add(d.w.Timing.StartWithin)
 }
 
+// nodeLimit is when a node must have said that it carried out a stop or a
+// removal; then the turn is for others.
+func (d *decision) nodeLimit(p *Placement) time.Time {
+	from := p.Since
+	if seen := d.w.Nodes[p.Node].Healthy; seen.After(from) {
+		from = seen
+	}
+	return from.Add(d.w.Timing.NodeWithin)
+}
+
 // prefetchFault reports whether what is wrong is the image that is pulled
 // beside the one that runs: no fault of the copy.
 func prefetchFault(o placement.Observed) bool {

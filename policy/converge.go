@@ -156,6 +156,10 @@ func (d *decision) servesOn(node string) bool {
 func (d *decision) converge() {
 	op := d.active()
 	if d.doc.Stopped {
+		if op.RolledBack { // what it was for did not come about
+			d.finish(Failed, op.Code, op.Message)
+			return
+		}
 		d.finish(Completed, "", "the workload is stopped; it takes effect at its start")
 		return
 	}
@@ -183,10 +187,15 @@ func (d *decision) converge() {
 	d.settle()
 }
 
-// platforms are those of the nodes that the workload may come to (IMG-2).
+// platforms are those of the nodes that the workload may come to (IMG-2); nil,
+// for every platform, while one of them has not told its own: what is not
+// copied now is missing for as long as the version runs.
 func (d *decision) platforms() []string {
 	var all []string
 	for id, n := range d.w.Nodes {
+		if n.Facts.Arch == "" && d.doc.Settings.allows(id) {
+			return nil
+		}
 		if arch := ArchOf(n.Facts.Arch); arch != "" && d.doc.Settings.allows(id) && !slices.Contains(all, "linux/"+arch) {
 			all = append(all, "linux/"+arch)
 		}

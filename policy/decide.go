@@ -170,6 +170,7 @@ func (d *decision) retire(p *Placement, after placement.Want) {
 	}
 	d.put(p, placement.WantDraining)
 	p.After = after
+	d.wake(d.now.Add(d.w.Timing.IngressSilence)) // nothing may happen until then
 }
 
 // rest is what becomes of a copy that is not needed: an original is stopped

@@ -39,6 +39,8 @@ func (d *decision) stop() {
 			d.hold(CodeNodeSilent, "node %s is %s", p.Node, d.w.Nodes[p.Node].State)
 		case p.answers(o) && o.Fault != nil:
 			d.hold(Code(o.Fault.Code), "node %s: %s", p.Node, o.Fault.Message)
+		case d.due(d.nodeLimit(p)):
+			d.hold(CodeNodeSilent, "node %s does not say that it did", p.Node)
 		}
 		return
 	}
@@ -110,8 +112,13 @@ func (d *decision) restart() {
 			op.Left = slices.Clone(op.Left[1:])
 			continue
 		}
+		if !d.online(p.Node) {
+			d.phase(Starting, "waits for node %s, which is away", p.Node)
+			d.hold(CodeNodeSilent, "node %s is %s", p.Node, d.w.Nodes[p.Node].State)
+			return
+		}
 		d.phase(CheckingHealth, "%s: %s", p.Node, reasonOf(d.w.Observed[p.Node]))
-		if code, message := d.failed(p); d.online(p.Node) && code != "" {
+		if code, message := d.failed(p); code != "" {
 			d.finish(Failed, code, message)
 		}
 		return
@@ -127,6 +134,8 @@ func (d *decision) cleanup() {
 		if o := d.w.Observed[p.Node]; p.answers(o) && o.Fault != nil {
 			d.phase(CleaningUp, "node %s: %s", p.Node, o.Fault.Message)
 			d.again(Code(o.Fault.Code), "node %s: %s", p.Node, o.Fault.Message)
+		} else if d.due(d.nodeLimit(p)) {
+			d.hold(CodeNodeSilent, "node %s does not say that it did", p.Node)
 		}
 		return
 	}
@@ -244,7 +253,7 @@ func (d *decision) freeSurvivor(s *Placement) bool {
 
 // endOthers drains and removes every copy but the survivor.
 func (d *decision) endOthers(s *Placement) bool {
-	wait := false
+	wait, silent := false, ""
 	for i := range d.doc.Placements {
 		p := &d.doc.Placements[i]
 		if p == s || p.Want == placement.WantReleased {
@@ -272,8 +281,14 @@ func (d *decision) endOthers(s *Placement) bool {
 			d.phase(CleaningUp, "node %s: %s", p.Node, reasonOf(o))
 			// A copy that cannot be removed does not hold the others up.
 			d.wake(p.Since.Add(d.w.Timing.NodeWithin))
-			wait = wait || d.now.Before(p.Since.Add(d.w.Timing.NodeWithin)) || p.Original
+			wait = wait || d.now.Before(p.Since.Add(d.w.Timing.NodeWithin)) || p.Original && d.online(p.Node)
+			if p.Original && !d.online(p.Node) {
+				silent = p.Node
+			}
 		}
 	}
-	return !wait
+	if !wait && silent != "" {
+		d.hold(CodeNodeSilent, "node %s, which has the original, is %s", silent, d.w.Nodes[silent].State)
+	}
+	return !wait && silent == ""
 }

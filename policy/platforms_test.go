@@ -27,6 +27,11 @@ func TestPlatforms(t *testing.T) {
 	mirror := decided.Document.Desired()["node-1"].Mirror
 	require.NotNil(t, mirror)
 	require.Equal(t, []string{"linux/amd64", "linux/arm64"}, mirror.Platforms, "those of the nodes, and no more")
+	// A controller that has just begun has not heard from all of them.
+	edit(&s, "node-2", func(n *policy.Node) { n.Facts = placement.NodeFacts{} })
+	decided = policy.Decide(time.Unix(1, 0), d, policy.World{Nodes: s.Nodes, Slot: true})
+	require.Empty(t, decided.Document.Desired()["node-1"].Mirror.Platforms, "every platform")
+	edit(&s, "node-2", func(n *policy.Node) { n.Facts.Arch = "aarch64" })
 	notices := func() (found []policy.Notice) {
 		for _, n := range policy.Show(d, w).Warnings {
 			if n.Code == policy.CodeNodeArch {

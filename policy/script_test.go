@@ -177,6 +177,11 @@ func (h *host) set(what string) error {
 		back()
 	case "hangs":
 		h.hang = true
+	case "mute":
+		h.mute = true
+	case "speaks":
+		h.mute = false
+		back()
 	case "answers":
 		h.hang = false
 		back()

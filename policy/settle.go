@@ -44,14 +44,18 @@ func (d *decision) settle() {
 		default:
 			d.phase(Starting, "%s: %s", p.Node, reasonOf(o))
 		}
-		if d.online(p.Node) {
-			d.wake(d.startLimit(p))
+		pulls := !d.current(p) && !d.prefetched(p) && !(p.answers(o) && o.Fault != nil)
+		if d.online(p.Node) && !pulls && d.due(d.startLimit(p)) { // not started by this operation, so it cannot fail it
+			d.hold(placement.CodeNotReady, "node %s: %s", p.Node, reasonOf(o))
 		}
 		return
 	}
 	for _, p := range t.serving {
 		if !d.serves(p) {
 			d.phase(ActivatingRoutes, "an ingress node does not lead to %s yet", p.Node)
+			if d.due(d.startLimit(p)) {
+				d.hold(placement.CodeNotReady, "an ingress node does not lead to %s", p.Node)
+			}
 			return
 		}
 	}
@@ -60,11 +64,8 @@ func (d *decision) settle() {
 		if len(t.old) == 0 {
 			what = "be moved"
 		}
-		for _, p := range t.old {
-			if !d.prefetched(p) {
-				d.phase(PreparingImages, "node %s pulls the image", p.Node)
-				return
-			}
+		if d.awaitsImage(t.old) {
+			return
 		}
 		d.phase(SelectingNodes, "no room for a temporary placement")
 		d.hold(code, "no placement can %s: maxSurge %d finds no node, and maxUnavailable is %d: %s", what, s.MaxSurge, s.MaxUnavailable, d.whyNot())
@@ -76,6 +77,36 @@ func (d *decision) settle() {
 	}
 	d.phase(Finalizing, "")
 	d.succeed(op)
+}
+
+// awaitsImage reports whether a node has to pull the new image before its copy
+// is updated. It is not waited for with the turn while it hears of nothing or
+// cannot pull: that may take for ever.
+func (d *decision) awaitsImage(old []*Placement) bool {
+	var held *Placement
+	for _, p := range old {
+		o := d.w.Observed[p.Node]
+		switch {
+		case d.prefetched(p):
+		case d.online(p.Node) && !(p.answers(o) && o.Fault != nil):
+			d.phase(PreparingImages, "node %s pulls the image", p.Node)
+			return true
+		case held == nil:
+			held = p
+		}
+	}
+	switch {
+	case held == nil:
+		return false
+	case !d.online(held.Node):
+		d.phase(PreparingImages, "waits for node %s, which is away", held.Node)
+		d.hold(CodeNodeSilent, "node %s is %s", held.Node, d.w.Nodes[held.Node].State)
+	default:
+		f := d.w.Observed[held.Node].Fault
+		d.phase(PreparingImages, "node %s: %s", held.Node, f.Message)
+		d.hold(Code(f.Code), "node %s: %s", held.Node, f.Message)
+	}
+	return true
 }
 
 // leftover is a node that is not away and still removes a copy.

@@ -172,7 +172,7 @@ func (d *decision) begin(op *Operation) {
 func (d *decision) archive(op Operation, status Status, code Code, message string) {
 	d.ended++
 	op.Status, op.FinishedAt, op.Next, op.Note = status, d.now, time.Time{}, ""
-	if code != "" {
+	if code != "" || status == Completed { // what failed on the way does not count any more
 		op.Code, op.Message = code, message
 	}
 	if status == Completed || status == CleanupPending {

@@ -64,6 +64,7 @@ type host struct {
 	up        bool // it has a network
 	nats      bool
 	hang      bool
+	mute      bool // it takes nothing in and does not say so
 	memory    int64
 	lost      time.Time
 	healthy   time.Time
@@ -161,7 +162,7 @@ func (w *scripted) round() {
 	for _, id := range w.names {
 		h := w.nodes[id]
 		h.act()
-		if !w.alive || !h.reachable() || !h.known || !w.exists {
+		if !w.alive || !h.reachable() || !h.known || !w.exists || h.mute {
 			continue
 		}
 		if o := h.observe(); !sameSight(o, w.observed[id]) {
@@ -250,7 +251,7 @@ func (w *scripted) deliver() {
 		if err := d.Check(); err != nil {
 			w.t.Errorf("%s: desired of %s: %v", w.now.Sub(w.start), id, err)
 		}
-		if h := w.nodes[id]; h != nil && h.reachable() && (!h.known || d.Revision > h.desired.Revision) {
+		if h := w.nodes[id]; h != nil && h.reachable() && !h.mute && (!h.known || d.Revision > h.desired.Revision) {
 			h.desired, h.known, h.action, h.fault = d, true, nil, nil
 		}
 	}

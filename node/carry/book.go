@@ -41,10 +41,10 @@ type memory struct {
 	Restarting string `json:"restarting,omitempty"`
 	Pulled     string `json:"pulled,omitempty"` // digest that was on the node
 
-	// Pulls are the images that came from the internal registry, the newest
-	// last, and Left when the node had a placement last; zero: it has one.
-	Pulls []placement.Image `json:"pulls,omitempty"`
-	Left  time.Time         `json:"left,omitzero"`
+	// Pulls are the images that came from the internal registry, and Left when
+	// the node had a placement last; zero: it has one.
+	Pulls []pull    `json:"pulls,omitempty"`
+	Left  time.Time `json:"left,omitzero"`
 
 	Mirror   *placement.Mirror `json:"mirror,omitempty"` // what Mirrored answers
 	Mirrored *placement.Image  `json:"mirrored,omitempty"`

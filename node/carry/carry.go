@@ -207,6 +207,7 @@ func (c *Carrier) SetDesired(ctx context.Context, all map[string]placement.Desir
 					as.Spec, as.Mirror, as.Want = nil, nil, placement.WantReleased
 					m.ReleasedAs = &as
 				}
+				m.needed(time.Now())
 				m.Desired, m.Left = d, time.Time{}
 				pages[workload] = m
 			}

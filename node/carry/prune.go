@@ -11,10 +11,40 @@ import (
 	"github.com/opfield/availability/placement"
 )
 
+// pull is an image that this node got from the internal registry, and when that
+// was or a desired state that named it ended.
+type pull struct {
+	placement.Image
+	Needed time.Time `json:"needed,omitzero"`
+}
+
 // pulled notes that this node got an image for a workload from the internal
-// registry: only such a one is removed again. The newest comes last.
+// registry: only such a one is removed again.
 func (m *memory) pulled(img placement.Image) {
-	m.Pulls = append(slices.DeleteFunc(slices.Clone(m.Pulls), func(p placement.Image) bool { return same(p, img) }), img)
+	m.Pulls = append(slices.DeleteFunc(slices.Clone(m.Pulls), func(p pull) bool { return same(p.Image, img) }), pull{img, time.Now()})
+}
+
+// needed notes what is desired until now.
+func (m *memory) needed(now time.Time) {
+	for _, img := range slices.Backward(m.names()) { // what is fetched only counts less
+		for _, p := range m.Pulls {
+			if alike(p.Image, img) {
+				m.Pulls = append(slices.DeleteFunc(slices.Clone(m.Pulls), func(q pull) bool { return same(q.Image, p.Image) }), pull{p.Image, now})
+			}
+		}
+	}
+}
+
+// names returns the images that are desired.
+func (m memory) names() []placement.Image {
+	if m.Desired == nil {
+		return nil
+	}
+	out := []placement.Image{m.Desired.Image}
+	if m.Desired.Prefetch != nil {
+		out = append(out, *m.Desired.Prefetch)
+	}
+	return out
 }
 
 // leave forgets a workload, but for the images that are to be removed later.
@@ -27,26 +57,37 @@ func (m memory) leave(pages map[string]memory, workload string) {
 
 func same(a, b placement.Image) bool { return a.Repository == b.Repository && a.Digest == b.Digest }
 
-// surplus returns the images of a workload that are not needed any more: all
-// but those of what is desired and of the version before it, or all of them
-// some time after the node had a placement last.
-func (m memory) surplus(now time.Time) []placement.Image {
-	if m.Desired == nil {
-		if m.Left.IsZero() || now.Sub(m.Left) < pruneLeft {
-			return nil // given back, or it may come again
+// alike reports whether two images are one on a node: an image is found by its
+// configuration too, whatever its name is.
+func alike(a, b placement.Image) bool {
+	return a.Digest == b.Digest || a.Config != "" && a.Config == b.Config
+}
+
+// surplus returns the images of a workload that are not needed any more, by
+// all that the node remembers: those that no workload desires, and that this
+// one does not for some time, but for the one that it desired last. So what a
+// rollback returns to stays, whichever version that is.
+func surplus(pages map[string]memory, workload string, now time.Time) []placement.Image {
+	m := pages[workload]
+	if m.Desired == nil && (m.Left.IsZero() || now.Sub(m.Left) < pruneAfter) {
+		return nil // given back, or it may come again
+	}
+	var keep []placement.Image
+	for _, page := range pages {
+		keep = append(keep, page.names()...)
+	}
+	last := pull{}
+	var out []placement.Image
+	for _, p := range m.Pulls {
+		if slices.ContainsFunc(keep, func(k placement.Image) bool { return alike(k, p.Image) }) {
+			continue
 		}
-		return m.Pulls
-	}
-	keep := []placement.Image{m.Desired.Image}
-	if m.Desired.Prefetch != nil {
-		keep = append(keep, *m.Desired.Prefetch)
-	}
-	needed := func(p placement.Image) bool {
-		return slices.ContainsFunc(keep, func(k placement.Image) bool { return same(k, p) })
-	}
-	out := slices.DeleteFunc(slices.Clone(m.Pulls), needed)
-	if len(out) > 0 { // what a rollback would need
-		out = out[:len(out)-1]
+		if m.Desired != nil && !p.Needed.Before(last.Needed) {
+			p, last = last, p
+		}
+		if p.Digest != "" && now.Sub(p.Needed) >= pruneAfter { // none came before the first
+			out = append(out, p.Image)
+		}
 	}
 	return out
 }
@@ -63,8 +104,8 @@ func (c *Carrier) prune(ctx context.Context) error {
 			return ctx.Err()
 		case <-tick.C:
 		}
-		for workload, m := range c.book.all() {
-			for _, img := range m.surplus(time.Now()) {
+		for workload := range c.book.all() {
+			for _, img := range surplus(c.book.all(), workload, time.Now()) {
 				if err := c.pruneOne(ctx, workload, img); err != nil {
 					c.config.Logger.Warn("image that is not needed stays, trying again later", "workload", workload, "image", img.Repository+"@"+img.Digest, "err", err)
 				}
@@ -75,8 +116,8 @@ func (c *Carrier) prune(ctx context.Context) error {
 
 func (c *Carrier) pruneOne(ctx context.Context, workload string, img placement.Image) error {
 	ref := c.images.reference(img)
-	if ref == "" {
-		return nil
+	if ref == "" || !slices.ContainsFunc(surplus(c.book.all(), workload, time.Now()), func(s placement.Image) bool { return same(s, img) }) {
+		return nil // it is desired again
 	}
 	err := do(ctx, removeLimit, "remove image", func(ctx context.Context) error {
 		_, err := c.config.Engine.ImageRemove(ctx, ref, image.RemoveOptions{PruneChildren: true})
@@ -91,7 +132,7 @@ func (c *Carrier) pruneOne(ctx context.Context, workload string, img placement.I
 		if !known {
 			return
 		}
-		m.Pulls = slices.DeleteFunc(slices.Clone(m.Pulls), func(p placement.Image) bool { return same(p, img) })
+		m.Pulls = slices.DeleteFunc(slices.Clone(m.Pulls), func(p pull) bool { return same(p.Image, img) })
 		if pages[workload] = m; len(m.Pulls) == 0 && !m.Left.IsZero() {
 			delete(pages, workload)
 		}

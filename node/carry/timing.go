@@ -26,7 +26,7 @@ const (
 	crashLoop   = 5
 
 	pruneEvery = 10 * time.Minute // images that are not needed any more
-	pruneLeft  = time.Hour        // after the node had a placement last
+	pruneAfter = time.Hour        // the image was desired, or the node had a placement, last
 
 	factsAfter = time.Second     // of an event
 	statsEvery = 5 * time.Minute // the use of a container without limits

@@ -182,8 +182,8 @@ func (n *Node) receive(all map[string]placement.Desired) {
 	defer n.mu.Unlock()
 	for workload, d := range all {
 		r := n.replica(workload)
-		if r.known && d.Revision <= r.desired.Revision {
-			continue // an older one never overrides a newer
+		if d.Revision == 0 || r.known && d.Revision <= r.desired.Revision {
+			continue // not readable, or older: that never overrides a newer one
 		}
 		if !r.known {
 			r.restarts, r.released = d.Restarts, false
