@@ -120,6 +120,8 @@ func (d *decision) restart() {
 		d.phase(CheckingHealth, "%s: %s", p.Node, reasonOf(d.w.Observed[p.Node]))
 		if code, message := d.failed(p); code != "" {
 			d.finish(Failed, code, message)
+		} else {
+			d.unled(p)
 		}
 		return
 	}
@@ -247,6 +249,8 @@ func (d *decision) freeSurvivor(s *Placement) bool {
 		d.again(code, "%s", message)
 		s.startAgain()
 		s.Since = d.doc.Operations[0].Next
+	default:
+		d.unled(s)
 	}
 	return false
 }
