@@ -40,10 +40,18 @@ func (d *decision) failed(p *Placement) (Code, string) {
 		return placement.CodeCrashLoop, fmt.Sprintf("node %s: the container ends again and again: %s", p.Node, reasonOf(o))
 	case fresh && o.Fault != nil && transient(o.Fault.Code):
 		return "", "" // tried again by the node, and nobody's fault (IMG-3, STP-3)
-	case d.due(d.startLimit(p)):
+	case !d.ready(p) && d.due(d.startLimit(p)): // one that is ready is no failure, whoever does not lead to it yet
 		return placement.CodeNotReady, fmt.Sprintf("node %s: it was not ready within %v: %s", p.Node, d.w.Timing.StartWithin, reasonOf(o))
 	}
 	return "", ""
+}
+
+// unled lets the operation give up its turn when a copy is ready and an ingress
+// node does not lead to it: that is not mended by another start.
+func (d *decision) unled(p *Placement) {
+	if d.ready(p) && d.due(d.startLimit(p)) {
+		d.hold(placement.CodeNotReady, "an ingress node does not lead to %s", p.Node)
+	}
 }
 
 // pause lets the operation give up its turn because of something that is

@@ -120,6 +120,10 @@ func (d *decision) restart() {
 		d.phase(CheckingHealth, "%s: %s", p.Node, reasonOf(d.w.Observed[p.Node]))
 		if code, message := d.failed(p); code != "" {
 			d.finish(Failed, code, message)
+		} else if o := d.w.Observed[p.Node]; p.answers(o) && o.Fault != nil && d.due(d.startLimit(p)) {
+			d.hold(Code(o.Fault.Code), "node %s: %s", p.Node, o.Fault.Message)
+		} else {
+			d.unled(p)
 		}
 		return
 	}
@@ -247,6 +251,8 @@ func (d *decision) freeSurvivor(s *Placement) bool {
 		d.again(code, "%s", message)
 		s.startAgain()
 		s.Since = d.doc.Operations[0].Next
+	default:
+		d.unled(s)
 	}
 	return false
 }

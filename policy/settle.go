@@ -53,9 +53,7 @@ func (d *decision) settle() {
 	for _, p := range t.serving {
 		if !d.serves(p) {
 			d.phase(ActivatingRoutes, "an ingress node does not lead to %s yet", p.Node)
-			if d.due(d.startLimit(p)) {
-				d.hold(placement.CodeNotReady, "an ingress node does not lead to %s", p.Node)
-			}
+			d.unled(p)
 			return
 		}
 	}

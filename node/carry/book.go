@@ -46,8 +46,11 @@ type memory struct {
 	Pulls []pull    `json:"pulls,omitempty"`
 	Left  time.Time `json:"left,omitzero"`
 
-	Mirror   *placement.Mirror `json:"mirror,omitempty"` // what Mirrored answers
-	Mirrored *placement.Image  `json:"mirrored,omitempty"`
+	// Mirror is what Mirrored answers, and MirroredAt the revision of the record
+	// that asked for it.
+	Mirror     *placement.Mirror `json:"mirror,omitempty"`
+	Mirrored   *placement.Image  `json:"mirrored,omitempty"`
+	MirroredAt uint64            `json:"mirroredAt,omitempty"`
 
 	Outside       string `json:"outside,omitempty"`
 	OutsideNumber uint64 `json:"outsideNumber,omitempty"`

@@ -373,6 +373,27 @@ func TestMemory_SurvivesARestart(t *testing.T) { // RDY-4, MOD-6
 	})
 }
 
+// What was pushed for an earlier record is no answer to a new one that asks for
+// the same name: a moved tag counts as it is now.
+func TestMirror_AskedAgain(t *testing.T) { // IMG-4, ROL-3
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		require.NoError(t, os.WriteFile(h.file, []byte(`{"web":{
+			"desired":{"workload":"web","node":"node-1","kind":"container","revision":1,"generation":1,"want":"prepared","container":"web","ports":[],
+				"mirror":{"repository":"web","source":"app:latest"}},
+			"mirror":{"repository":"web","source":"app:latest"},"mirrored":{"repository":"web","digest":"sha256:old","config":""},"mirroredAt":1}}`), 0o600))
+		h.start()
+		defer func() { h.stop() }()
+		require.NotNil(t, h.seen("web").Mirrored, "the agent was restarted")
+		h.all["web"] = placement.Desired{
+			Workload: "web", Node: "node-1", Kind: placement.KindContainer, Revision: 1, Generation: 1, Want: placement.WantPrepared, Container: "web",
+			Mirror: &placement.Mirror{Repository: "web", Source: "app:latest"},
+		}
+		h.want("web", unchanged)
+		require.Nil(t, h.seen("web").Mirrored)
+	})
+}
+
 // The original is stopped and kept wherever a copy would be removed.
 func TestOriginal_IsKept(t *testing.T) { // STP-2, LOS-6
 	for _, want := range []placement.Want{placement.WantPrepared, placement.WantAbsent} {

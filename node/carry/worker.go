@@ -171,13 +171,15 @@ func (w *worker) fault(err error) *placement.Fault {
 	return faultOf(err, placement.CodeContainerStart, w.attempts)
 }
 
-// mirror pushes what is asked for into the internal registry.
+// mirror pushes what is asked for into the internal registry. An answer is for
+// the record that asked: asked again, the same name may mean another image, and
+// the registry may have dropped what was pushed.
 func (w *worker) mirror(ctx context.Context, beside *sync.WaitGroup, want placement.Desired) (done bool, _ *placement.Fault) {
 	m := w.carrier.book.read(w.workload)
-	if want.Mirror == nil || m.Mirror.Equal(want.Mirror) && m.Mirrored != nil {
+	if want.Mirror == nil || m.MirroredAt == want.Revision && m.Mirror.Equal(want.Mirror) && m.Mirrored != nil {
 		return want.Mirror != nil, nil
 	}
-	asked := *want.Mirror
+	asked, revision := *want.Mirror, want.Revision
 	// Asked for again under another revision: what failed before counts no more.
 	of := fmt.Sprintf("%d %s %s %s", want.Revision, asked.Repository, asked.Source, asked.Platforms)
 	return false, w.mirrors.run(ctx, beside, of, placement.CodeImageMirror, func(ctx context.Context) error {
@@ -185,7 +187,7 @@ func (w *worker) mirror(ctx context.Context, beside *sync.WaitGroup, want placem
 		if err != nil {
 			return err
 		}
-		return w.carrier.book.write(w.workload, func(m *memory) { m.Mirror, m.Mirrored = &asked, &image })
+		return w.carrier.book.write(w.workload, func(m *memory) { m.Mirror, m.Mirrored, m.MirroredAt = &asked, &image, revision })
 	}, func() { poke(w.changed) })
 }
 

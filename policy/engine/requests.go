@@ -375,17 +375,23 @@ func (e *Engine) RenameNode(ctx context.Context, node, name string) error {
 	return e.edit(ctx, node, func(s *nodeSettings) { s.Name = name })
 }
 
-// ConfirmLost takes an operator's word that a silent node is lost.
-func (e *Engine) ConfirmLost(_ context.Context, node string) error {
-	n, known := e.cfg.Fleet.PolicyNodes()[node]
-	switch {
-	case !known:
-		return unknownNode(node)
-	case n.State == policy.NodeOnline:
-		return &policy.Refusal{Code: policy.CodeNodeNotLost, Conflict: true, Message: fmt.Sprintf("node %s is online; a node that is heard cannot be confirmed as lost", node)}
-	}
-	e.cfg.Logger.Info("an operator confirmed that a node is lost", "node", node)
-	return e.cfg.Fleet.ConfirmLost(node)
+// ConfirmLost takes an operator's word that a silent node is lost. A controller
+// that does not lead refuses it: nobody would act on it.
+func (e *Engine) ConfirmLost(ctx context.Context, node string) error {
+	return e.run(ctx, func(context.Context) error {
+		n, known := e.cfg.Fleet.PolicyNodes()[node]
+		switch {
+		case !known:
+			return unknownNode(node)
+		case n.State == policy.NodeOnline:
+			return &policy.Refusal{Code: policy.CodeNodeNotLost, Conflict: true, Message: fmt.Sprintf("node %s is online; a node that is heard cannot be confirmed as lost", node)}
+		}
+		if err := e.cfg.Fleet.ConfirmLost(node); err != nil {
+			return unknownNode(node)
+		}
+		e.cfg.Logger.Info("an operator confirmed that a node is lost", "node", node)
+		return nil
+	})
 }
 
 // RemoveNode takes a node out that has no placement any more.
