@@ -95,7 +95,6 @@ func TestHeal_HundredPoliciesFourAtATime(t *testing.T) { // OPS-2, OPS-4
 	require.True(t, until(soon, func() bool { return len(history(t, k, "other", policy.Stop)) == 1 && !c.Node("node-3").Runs("other") }))
 	stop := time.Since(asked)
 	require.Equal(t, policy.Completed, history(t, k, "other", policy.Stop)[0].Status)
-	require.LessOrEqual(t, stop, 2*time.Second)
 
 	var ops []policy.Operation
 	for _, w := range all {
@@ -110,6 +109,7 @@ func TestHeal_HundredPoliciesFourAtATime(t *testing.T) { // OPS-2, OPS-4
 	}
 	took := time.Since(begin)
 	cancel()
+	require.Less(t, stop, took/4, "it waited for others; absolute times depend on the machine")
 	require.Equal(t, policy.MaxLimited, mostAtOnce(ops), "by their times")
 	require.EqualValues(t, policy.MaxLimited, sampled.Load(), "by samples")
 	// In the order they were asked for (those of the same moment by their
