@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/opfield/availability/e2e/load"
 	"github.com/opfield/availability/e2e/system"
 )
 
@@ -53,6 +54,9 @@ func TestLifecycle_StopStartRestart(t *testing.T) {
 	t.Logf("stopped after %v", time.Since(begin).Round(time.Millisecond))
 	s.await(10*time.Second, "web", "it is stopped", stopped)
 	for _, f := range run.Stop().Failed("") {
+		if f.Status != 503 && f.Status != 0 {
+			s.explain([]load.Result{f})
+		}
 		require.Contains(t, []int{503, 0}, f.Status, "%+v", f)
 		if f.Status == 0 {
 			require.False(t, f.First, "a reload may close an idle connection, nothing else fails: %+v", f)
