@@ -376,8 +376,8 @@ func (d *decision) forget() {
 	d.doc.Placements = slices.DeleteFunc(d.doc.Placements, func(p Placement) bool {
 		o := d.w.Observed[p.Node]
 		gone := p.Want == placement.WantAbsent
-		if p.Want == placement.WantReleased && d.doc.Released { // the survivor last: it counts in routing
-			gone = p.Node != survivor || left == 0
+		if p.Want == placement.WantReleased && d.doc.Released { // the survivor at the very end: it counts in routing
+			gone = p.Node != survivor || left == 0 && len(d.doc.Operations) == 0
 		}
 		done := gone && p.answers(o) && o.Done && d.reachable(p.Node)
 		_, known := d.w.Nodes[p.Node]

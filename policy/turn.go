@@ -189,6 +189,9 @@ func (d *decision) finish(status Status, code Code, message string) {
 	op := d.doc.Operations[0]
 	d.archive(op, status, code, message)
 	d.doc.Operations = slices.Delete(slices.Clone(d.doc.Operations), 0, 1)
+	if d.doc.Released {
+		defer d.forget() // nothing but this may have been left
+	}
 	for i := range d.doc.Placements {
 		d.doc.Placements[i].Surge = false
 	}
