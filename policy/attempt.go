@@ -66,22 +66,20 @@ func (d *decision) pause(p *Placement, code Code, message string) {
 
 // startLimit is when a started copy must be ready. The time in which this
 // controller did not see the node does not count.
-func (d *decision) startLimit(p *Placement) time.Time {
-	from := p.Since
-	if seen := d.w.Nodes[p.Node].Healthy; seen.After(from) {
-		from = seen
-	}
-	return from.Add(d.w.Timing.StartWithin)
-}
+func (d *decision) startLimit(p *Placement) time.Time { return d.limit(p, d.w.Timing.StartWithin) }
 
 // nodeLimit is when a node must have said that it carried out a stop or a
 // removal; then the turn is for others.
-func (d *decision) nodeLimit(p *Placement) time.Time {
+func (d *decision) nodeLimit(p *Placement) time.Time { return d.limit(p, d.w.Timing.NodeWithin) }
+
+// limit counts from when the placement changed or its node was seen, whichever
+// is later.
+func (d *decision) limit(p *Placement, within time.Duration) time.Time {
 	from := p.Since
 	if seen := d.w.Nodes[p.Node].Healthy; seen.After(from) {
 		from = seen
 	}
-	return from.Add(d.w.Timing.NodeWithin)
+	return from.Add(within)
 }
 
 // prefetchFault reports whether what is wrong is the image that is pulled

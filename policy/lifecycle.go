@@ -202,7 +202,6 @@ func (d *decision) disable() {
 		op.Message = "nodes that are away still have a copy: it is removed when they return"
 	}
 	d.finish(status, "", op.Message)
-	d.forget()
 }
 
 // kept says what a disable leaves behind.

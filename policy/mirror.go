@@ -14,10 +14,12 @@ import (
 func (d *decision) platforms() []string {
 	var all []string
 	for id, n := range d.w.Nodes {
-		if n.Facts.Arch == "" && d.doc.Settings.allows(id) {
+		arch := ArchOf(n.Facts.Arch)
+		switch {
+		case !d.doc.Settings.allows(id):
+		case n.Facts.Arch == "":
 			return nil
-		}
-		if arch := ArchOf(n.Facts.Arch); arch != "" && d.doc.Settings.allows(id) && !slices.Contains(all, "linux/"+arch) {
+		case arch != "" && !slices.Contains(all, "linux/"+arch):
 			all = append(all, "linux/"+arch)
 		}
 	}
