@@ -109,7 +109,8 @@ func TestHeal_HundredPoliciesFourAtATime(t *testing.T) { // OPS-2, OPS-4
 	}
 	took := time.Since(begin)
 	cancel()
-	require.Less(t, stop, took/4, "it waited for others; absolute times depend on the machine")
+	require.LessOrEqual(t, stop, 2*time.Second)
+	require.Less(t, stop, took/4, "it waited for others")
 	require.Equal(t, policy.MaxLimited, mostAtOnce(ops), "by their times")
 	require.EqualValues(t, policy.MaxLimited, sampled.Load(), "by samples")
 	// In the order they were asked for (those of the same moment by their
