@@ -226,7 +226,7 @@ func (e *Engine) Update(ctx context.Context, workload string, s policy.Settings)
 // Rollout brings out a new version.
 func (e *Engine) Rollout(ctx context.Context, workload string, c policy.Change) (policy.Operation, error) {
 	return e.change(ctx, workload, func(d *policy.Document, w policy.World) (policy.Operation, *policy.Refusal) {
-		if r := d.MayRollOut(w); r != nil {
+		if r := d.MayRollOut(w, c); r != nil {
 			return policy.Operation{}, r
 		}
 		return d.Rollout(time.Now(), c)
