@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/placement"
@@ -371,6 +373,10 @@ func (e *Engine) RenameNode(ctx context.Context, node, name string) error {
 	if len(name) > longest {
 		return &policy.Refusal{Code: policy.CodeChangeInvalid, Message: "the name is too long",
 			Violations: []policy.Violation{{Code: policy.CodeChangeInvalid, Field: "name", Message: fmt.Sprintf("%d bytes, at most %d are allowed", len(name), longest)}}}
+	}
+	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return &policy.Refusal{Code: policy.CodeChangeInvalid, Message: "the name cannot be shown",
+			Violations: []policy.Violation{{Code: policy.CodeChangeInvalid, Field: "name", Message: "has a character that cannot be shown; use letters, digits, signs and spaces"}}}
 	}
 	return e.edit(ctx, node, func(s *nodeSettings) { s.Name = name })
 }
