@@ -131,7 +131,7 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	started := time.Now()
 	show := sidecar{in: p.in, set: p.set, relays: p.relays, conn: p.conn}
 	g.Go(func() error {
-		return c.ServeMetrics(side, p.reg, func() error {
+		return c.ServeMetrics(side, p.log, p.reg, func() error {
 			if p.relays.Reachable() == 0 {
 				return errors.New("no relay can be reached")
 			}
