@@ -71,7 +71,7 @@ func (ca *CA) CreateToken(req TokenRequest) (text string, tok Token, err error) 
 		req.TTL = TokenTTL
 	}
 	if req.TTL < 0 || req.TTL > tokenMaxTTL {
-		return "", Token{}, fmt.Errorf("%w: ttl: want above 0 and at most %s", ErrToken, tokenMaxTTL)
+		return "", Token{}, fmt.Errorf("%w: ttl: want above 0 and at most %dh, %d days", ErrToken, int(tokenMaxTTL.Hours()), int(tokenMaxTTL.Hours()/24))
 	}
 	id, secret := randomHex(tokenIDBytes), randomHex(tokenSecretBytes)
 	sum := sha256.Sum256([]byte(secret))
