@@ -55,7 +55,7 @@ func about(answer any) string {
 	case Applied:
 		return fmt.Sprintf("(%d added, %d changed)", len(v.Added), len(v.Changed))
 	case NewToken:
-		return fmt.Sprintf("(%s, for a %s)", v.For.ID, v.For.Role)
+		return fmt.Sprintf("(%s, role %s)", v.For.ID, v.For.Role)
 	case identity.Revocation:
 		return "(" + v.Name.String() + ")"
 	}

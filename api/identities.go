@@ -3,6 +3,7 @@ package api
 import (
 	"context"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/opfield/availability/identity"
@@ -63,7 +64,7 @@ func (s *Server) listTokens(context.Context, *http.Request) (any, error) {
 
 func (s *Server) revokeToken(_ context.Context, r *http.Request) (any, error) {
 	if err := s.CA.RevokeToken(r.PathValue("id")); err != nil {
-		return nil, refuse(http.StatusNotFound, CodeTokenUnknown, "%v", err)
+		return nil, refuse(http.StatusNotFound, CodeTokenUnknown, "%s", without(err, identity.ErrToken))
 	}
 	s.Logger.Info("join token revoked", "token", r.PathValue("id"))
 	return struct{}{}, nil
@@ -82,7 +83,7 @@ func (s *Server) revokeIdentity(_ context.Context, r *http.Request) (any, error)
 	}
 	rev, err := s.CA.Revoke(name)
 	if err != nil {
-		return nil, refuse(http.StatusUnprocessableEntity, CodeIdentityDenied, "%v", err)
+		return nil, refuse(http.StatusUnprocessableEntity, CodeIdentityDenied, "%s", without(err, identity.ErrRefused))
 	}
 	s.Logger.Warn("identity revoked", "identity", name.String())
 	if s.Revoked != nil {
@@ -90,3 +91,7 @@ func (s *Server) revokeIdentity(_ context.Context, r *http.Request) (any, error)
 	}
 	return rev, nil
 }
+
+// without returns the text of err without the kind that it begins with: that
+// is about joining and signing, and a caller of the API asked for neither.
+func without(err, kind error) string { return strings.TrimPrefix(err.Error(), kind.Error()+": ") }

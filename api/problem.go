@@ -114,7 +114,7 @@ func problemOf(err error, log *slog.Logger) *Problem {
 	case errors.Is(err, engine.ErrNotReady):
 		return refuse(http.StatusServiceUnavailable, CodeNotReady, "this controller does not decide about policies now, so nothing was done and nothing can be said about them: it has just started, NATS is away, or another controller leads; try again in a moment, or on the other controller's host")
 	case errors.Is(err, identity.ErrInvalidName), errors.Is(err, identity.ErrInvalidGrant), errors.Is(err, identity.ErrToken):
-		return refuse(http.StatusUnprocessableEntity, CodeTokenInvalid, "%v", err)
+		return refuse(http.StatusUnprocessableEntity, CodeTokenInvalid, "%s", without(err, identity.ErrToken))
 	case errors.Is(err, bus.ErrNotConnected):
 		return refuse(http.StatusServiceUnavailable, CodeStoreAway, "NATS cannot be reached; try again when `opfield status` shows it connected")
 	}

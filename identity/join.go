@@ -12,6 +12,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -155,8 +156,14 @@ func post(ctx context.Context, controller string, call joinCall, conf *tls.Confi
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 	resp, err := client.Do(req)
+	if ue, ok := errors.AsType[*url.Error](err); ok { // its text has the address of the call
+		err = ue.Err
+	}
+	if _, ok := errors.AsType[*net.OpError](err); ok {
+		return joinAnswer{}, fmt.Errorf("controller %s not reached: %w; check its name, its join port (8480 by default) and the firewall", controller, err)
+	}
 	if err != nil {
-		return joinAnswer{}, err
+		return joinAnswer{}, fmt.Errorf("controller %s: %w", controller, err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(io.LimitReader(resp.Body, joinBody))

@@ -71,7 +71,7 @@ func (ca *CA) CreateToken(req TokenRequest) (text string, tok Token, err error) 
 		req.TTL = TokenTTL
 	}
 	if req.TTL < 0 || req.TTL > tokenMaxTTL {
-		return "", Token{}, fmt.Errorf("%w: ttl: want above 0 and at most %s", ErrToken, tokenMaxTTL)
+		return "", Token{}, fmt.Errorf("%w: ttl: want above 0 and at most %dh, %d days", ErrToken, int(tokenMaxTTL.Hours()), int(tokenMaxTTL.Hours()/24))
 	}
 	id, secret := randomHex(tokenIDBytes), randomHex(tokenSecretBytes)
 	sum := sha256.Sum256([]byte(secret))
@@ -144,9 +144,9 @@ func (ca *CA) redeem(id, secret string, name Name, advertise string, csrPEM []by
 	}
 	switch {
 	case tok.Used != "":
-		return nil, Member{}, fmt.Errorf("%w: %s joined with it already; each token works once", ErrToken, tok.Used)
+		return nil, Member{}, fmt.Errorf("%w: %s joined with it already; each token works once, create another with `opfield token create`", ErrToken, tok.Used)
 	case !time.Now().Before(tok.Expires):
-		return nil, Member{}, fmt.Errorf("%w: it expired at %s", ErrToken, tok.Expires.UTC().Format(time.RFC3339))
+		return nil, Member{}, fmt.Errorf("%w: it expired at %s; create another with `opfield token create`", ErrToken, tok.Expires.UTC().Format(time.RFC3339))
 	case tok.Role != name.Role:
 		return nil, Member{}, fmt.Errorf("%w: its role is %s, not %s", ErrToken, tok.Role, name.Role)
 	case tok.Bound != "" && tok.Bound != name.ID:

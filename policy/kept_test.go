@@ -54,5 +54,24 @@ func TestMayRollOut_Disabling(t *testing.T) { // DIS-3
 	el, c := captured("node-1")
 	doc := policy.NewDocument(time.Unix(1000, 0), el, c, 0)
 	doc.Disabling = true
-	require.Equal(t, policy.CodeDisableInProgress, doc.MayRollOut(policy.World{}).Code)
+	require.Equal(t, policy.CodeDisableInProgress, doc.MayRollOut(policy.World{}, policy.Change{Image: "web:2"}).Code)
+}
+
+// Room is looked for with the limits that the change asks for: one that no
+// node has is refused, and one that takes such a limit back is not. What is
+// wrong in a change comes before any advice about room.
+func TestMayRollOut_Limits(t *testing.T) { // ELG-5
+	limit := func(n int64) *int64 { return &n }
+	s := running(t, "mode=replicated replicas=2")
+	doc, w := s.w.doc, s.w.world()
+	require.Nil(t, doc.MayRollOut(w, policy.Change{Image: "web:2"}))
+	refusal := doc.MayRollOut(w, policy.Change{CPU: limit(99_999_000)})
+	require.NotNil(t, refusal)
+	require.Equal(t, policy.CodeRolloutCapacity, refusal.Code)
+	require.Contains(t, refusal.Message, "99999 are needed")
+
+	doc.Versions[0].CPU = 99_999_000
+	require.NotNil(t, doc.MayRollOut(w, policy.Change{Image: "web:2"}))
+	require.Nil(t, doc.MayRollOut(w, policy.Change{CPU: limit(0)}))
+	require.Equal(t, policy.CodeChangeEmpty, doc.MayRollOut(w, policy.Change{}).Code)
 }

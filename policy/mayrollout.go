@@ -3,15 +3,24 @@ package policy
 import "github.com/opfield/availability/placement"
 
 // MayRollOut runs the checks again that came before the enable: a blocker
-// refuses the rollout and changes nothing (ELG-6, ELG-5).
-func (d *Document) MayRollOut(w World) *Refusal {
+// refuses the rollout and changes nothing (ELG-6, ELG-5). Room is looked for
+// with the limits that the change asks for: a change that takes back too high
+// a limit must get through, and one that sets it must not.
+func (d *Document) MayRollOut(w World, c Change) *Refusal {
 	if r := d.mayChange(); r != nil { // no advice about room for what is given up
+		return r
+	}
+	next, r := d.changed(c)
+	if r != nil {
 		return r
 	}
 	if d.Stopped {
 		return nil // it takes effect at the start
 	}
+	v := *d.version(d.Current)
+	v.Memory, v.CPU = next.Memory, next.CPU
 	dec := &decision{w: w, doc: *d}
+	dec.doc.Versions = []Version{v}
 	free := len(dec.candidates())
 	here := 0
 	for i := range d.Placements {

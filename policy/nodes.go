@@ -154,7 +154,7 @@ func (n *Node) explain(code Code, c *claim) string {
 		if v.Memory > n.freeMemory() {
 			return fmt.Sprintf("%d MiB of memory are free, %d MiB are needed", max(0, n.freeMemory())>>20, v.Memory>>20)
 		}
-		return fmt.Sprintf("%d m of CPU are free, %d m are needed", max(0, n.freeCPU()), v.CPU)
+		return fmt.Sprintf("%v CPUs are free, %v are needed", float64(max(0, n.freeCPU()))/1000, float64(v.CPU)/1000)
 	case CodeNodeName:
 		_, taken, _ := n.taken(c)
 		return fmt.Sprintf("container %s exists there and is not of this workload", taken.Name)

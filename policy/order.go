@@ -68,7 +68,21 @@ func (d *Document) Rollout(now time.Time, c Change) (Operation, *Refusal) {
 	if r := d.mayChange(); r != nil {
 		return Operation{}, r
 	}
-	// A version that is still queued is the base of the next change.
+	next, r := d.changed(c)
+	if r != nil {
+		return Operation{}, r
+	}
+	next.Generation, next.CreatedAt = d.number(), now
+	next.Content = fmt.Sprint(next.Generation)
+	d.Versions = append(slices.Clone(d.Versions), next)
+	op := d.add(now, Rollout, "requested")
+	op.Target = next.Generation
+	return *op, nil
+}
+
+// changed returns the latest version with the change; one that is still queued
+// is the base of the next change.
+func (d *Document) changed(c Change) (Version, *Refusal) {
 	base := d.version(d.Current)
 	for _, op := range d.Operations {
 		if op.Type == Rollout && op.Target > base.Generation && !op.RolledBack {
@@ -77,14 +91,9 @@ func (d *Document) Rollout(now time.Time, c Change) (Operation, *Refusal) {
 	}
 	next, wrong := c.apply(*base)
 	if len(wrong) > 0 {
-		return Operation{}, &Refusal{Code: wrong[0].Code, Message: "the change is not valid", Violations: wrong}
+		return Version{}, &Refusal{Code: wrong[0].Code, Message: "the change is not valid", Violations: wrong}
 	}
-	next.Generation, next.CreatedAt = d.number(), now
-	next.Content = fmt.Sprint(next.Generation)
-	d.Versions = append(slices.Clone(d.Versions), next)
-	op := d.add(now, Rollout, "requested")
-	op.Target = next.Generation
-	return *op, nil
+	return next, nil
 }
 
 // apply returns the version with the change.

@@ -48,6 +48,9 @@ type nginxFlags struct {
 
 // ingressConfig asks nginx what it is and puts the configuration together.
 func (c *runCmd) ingressConfig(id *identity.Identity) (ingress.Config, error) {
+	if c.Include && c.NginxPIDFile == "" {
+		return ingress.Config{}, daemon.UsageError("--nginx-pid-file: want the pid file of your nginx, because of --include")
+	}
 	build, err := nginxBuild(c.Nginx)
 	if err != nil {
 		return ingress.Config{}, err

@@ -121,6 +121,8 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	defer stopSide()
 	accepting, stopAccepting := context.WithCancel(context.Background())
 	defer stopAccepting()
+	handing, stopHanding := context.WithCancel(ctx)
+	defer stopHanding()
 
 	carry, streams := errgroup.WithContext(streams)
 	carry.Go(func() error { p.relays.Run(streams); return nil })
@@ -129,7 +131,7 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	started := time.Now()
 	show := sidecar{in: p.in, set: p.set, relays: p.relays, conn: p.conn}
 	g.Go(func() error {
-		return c.ServeMetrics(side, p.reg, func() error {
+		return c.ServeMetrics(side, p.log, p.reg, func() error {
 			if p.relays.Reachable() == 0 {
 				return errors.New("no relay can be reached")
 			}
@@ -150,7 +152,7 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 		defer stopSide()
 		defer stopAccepting()
 		var err error
-		succeeded, err = p.handover.Run(ctx, p.log)
+		succeeded, err = p.handover.Run(handing, p.log)
 		return err
 	})
 	g.Go(func() error {
@@ -164,6 +166,7 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 	})
 	g.Go(func() error { // a part that fails ends the others
 		<-side.Done()
+		stopHanding()
 		stopAccepting()
 		return nil
 	})
@@ -174,10 +177,12 @@ func (c *runCmd) work(ctx context.Context, p *parts) error {
 		served <- p.set.Serve(accepting, p.ln)
 	}()
 	err := g.Wait()
-	if !succeeded {
+	if !succeeded && ctx.Err() != nil { // nginx outlives a sidecar that fails
 		stop, cancel := context.WithTimeout(context.Background(), stopNginxWithin)
 		defer cancel()
 		err = errors.Join(err, p.in.StopNginx(stop))
+	}
+	if !succeeded {
 		time.AfterFunc(c.StopWithin, stopStreams)
 	}
 	err = errors.Join(err, <-served)

@@ -183,7 +183,7 @@ func (c *runCmd) announce(ctx context.Context, p *parts, book *relayBook) error 
 	g.Go(func() error { return daemon.Ended(p.conn.PublishReport(ctx, p.carrier.Report)) })
 	g.Go(func() error { return daemon.Ended(p.conn.AnswerInspect(ctx, p.carrier.Capture)) })
 	g.Go(func() error {
-		return c.ServeMetrics(ctx, p.reg, func() error {
+		return c.ServeMetrics(ctx, p.log, p.reg, func() error {
 			if s := p.agent.Status(); s.Docker != "ok" {
 				return errors.New("docker: " + s.Docker)
 			}

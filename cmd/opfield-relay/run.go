@@ -87,7 +87,7 @@ func (c *runCmd) Run(ctx context.Context) error {
 	}
 	defer conn.Close()
 	return c.work(ctx, log, id, conn, server, handover, ln, func(ctx context.Context) error {
-		return c.ServeMetrics(ctx, reg, func() error { return nil })
+		return c.ServeMetrics(ctx, log, reg, func() error { return nil })
 	})
 }
 

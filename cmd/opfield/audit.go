@@ -80,7 +80,7 @@ func printAudit(s *session, m bus.AuditMessage) error {
 	}
 	e := m.Data
 	what := strings.TrimSpace(e.Workload + " " + e.Node)
-	text := e.Text
+	text := strings.TrimSuffix(e.Text, ": ") // an operation that ended without anything to add
 	if e.Code != "" && !strings.Contains(text, e.Code) {
 		text += " (" + e.Code + ")"
 	}

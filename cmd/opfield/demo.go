@@ -15,7 +15,7 @@ import (
 	"github.com/opfield/availability/e2e/demo"
 )
 
-const demoWithin = time.Minute
+const demoWithin = 70 * time.Second // the demo gives up after 60
 
 // demoCmd shows the product on hosts of its own.
 type demoCmd struct {
@@ -80,8 +80,14 @@ func askDemo(ctx context.Context, socket, method, path string) (string, error) {
 		return "", err
 	}
 	resp, err := client.Do(req)
-	if err != nil {
+	if ue, ok := errors.AsType[*url.Error](err); ok {
+		err = ue.Err
+	}
+	switch _, dialed := errors.AsType[*net.OpError](err); {
+	case dialed:
 		return "", fmt.Errorf("no demo answers on %s; start one with make demo: %w", socket, err)
+	case err != nil:
+		return "", fmt.Errorf("the demo has not answered; its own terminal says what it is doing: %w", err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)

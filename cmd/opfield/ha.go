@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -172,12 +173,31 @@ func readYAML(path string, v any) error {
 		if errors.Is(err, io.EOF) {
 			err = errors.New("the file is empty")
 		}
-		return usageError(fmt.Sprintf("-f %s: %v", path, err))
+		return usageError(fmt.Sprintf("-f %s: %s", path, yamlText(err)))
 	}
 	if err := d.Decode(new(any)); !errors.Is(err, io.EOF) {
 		return usageError(fmt.Sprintf("-f %s: want one YAML document", path))
 	}
 	return nil
+}
+
+var (
+	yamlField = regexp.MustCompile(`field (\S+) not found in type .*`)
+	yamlType  = regexp.MustCompile("(cannot unmarshal .*) into (.*[. ].*)")
+)
+
+// yamlText says what is wrong in a file without the names of our types.
+func yamlText(err error) string {
+	wrong, ok := errors.AsType[*yaml.TypeError](err)
+	if !ok {
+		return err.Error()
+	}
+	lines := make([]string, len(wrong.Errors))
+	for i, line := range wrong.Errors {
+		line = yamlField.ReplaceAllString(line, `there is no field "$1" here`)
+		lines[i] = yamlType.ReplaceAllString(line, "$1 into fields; want `name: value` lines")
+	}
+	return strings.Join(lines, "\n  ")
 }
 
 // locate finds out what the user did not say: the node and the container of a
@@ -223,6 +243,9 @@ func locate(s *session, o *api.EnableOrder) error {
 			return fmt.Errorf("no container found for %s; see `opfield workloads`, or name the workload to have the node asked", strings.Join(given(*o), ", "))
 		}
 		return fmt.Errorf("no container found for %s; see `opfield workloads`, and give --node and --container", strings.Join(given(*o), ", "))
+	}
+	if o.Workload != "" && s.client.call(s.ctx, http.MethodGet, at(o.Workload, ""), nil, nil) == nil {
+		return fmt.Errorf("workload %s is available already; see `opfield ha get %s`, and change it with `opfield ha update` or `rollout`", o.Workload, o.Workload)
 	}
 	var where []string
 	for _, p := range places {

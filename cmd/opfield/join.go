@@ -24,6 +24,9 @@ type joinCmd struct {
 }
 
 func (c *joinCmd) Run(s *session) error {
+	if err := identity.CheckAddress(c.Controller); err != nil {
+		return usageError(fmt.Sprintf("--controller: %q: want host:port of the controller's join endpoint, such as ctrl.example:8480", c.Controller))
+	}
 	token, err := c.token()
 	if err != nil {
 		return err

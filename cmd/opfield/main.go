@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/alecthomas/kong"
@@ -97,8 +98,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (code int
 	}
 	kctx, err := parser.Parse(args)
 	if err != nil {
-		fmt.Fprintln(stderr, "opfield:", err)
-		fmt.Fprintln(stderr, "see opfield --help")
+		// A setting that may be left out is not one that may be empty.
+		fmt.Fprintln(stderr, "opfield:", strings.Replace(err.Error(), `one of "",`, "one of ", 1))
+		fmt.Fprintln(stderr, "see", daemon.HelpOf(err, "opfield"))
 		return exitUsage
 	}
 	s := &session{ctx: ctx, client: newClient(cli.Socket, stderr), json: cli.JSON, in: os.Stdin, out: stdout, talk: stderr}
@@ -125,9 +127,15 @@ type usageError string
 
 func (e usageError) Error() string { return string(e) }
 
-// version returns what the build recorded: the module's version and, for a
-// build from a work tree, the revision.
-func version() string {
+// version is set by the linker.
+var version string
+
+// builtVersion returns it, or what the build recorded: the module's version
+// and, for a build from a work tree, the revision.
+func builtVersion() string {
+	if version != "" {
+		return version
+	}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return "unknown"
@@ -145,8 +153,8 @@ type versionCmd struct{}
 
 func (versionCmd) Run(s *session) error {
 	if s.json {
-		return s.printJSON(map[string]string{"version": version()})
+		return s.printJSON(map[string]string{"version": builtVersion()})
 	}
-	_, err := fmt.Fprintln(s.out, version())
+	_, err := fmt.Fprintln(s.out, builtVersion())
 	return err
 }

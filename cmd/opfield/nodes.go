@@ -67,10 +67,13 @@ func (c *nodesRemoveCmd) Run(s *session) error {
 
 type nodesRenameCmd struct {
 	Node string `arg:"" help:"Id of the node."`
-	Name string `arg:"" help:"Name to show."`
+	Name string `arg:"" help:"Name to show; empty: none."`
 }
 
 func (c *nodesRenameCmd) Run(s *session) error {
+	if c.Name == "" {
+		return tell(s, http.MethodPut, c.Node, "/name", api.NodeName{}, "node %s is shown by its id alone", c.Node)
+	}
 	return tell(s, http.MethodPut, c.Node, "/name", api.NodeName{Name: c.Name}, "node %s is shown as %s", c.Node, printable(c.Name))
 }
 

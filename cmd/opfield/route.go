@@ -74,7 +74,7 @@ func applyFile(s *session, path string) error {
 	}
 	routes, err := parseRoutes(b)
 	if err != nil {
-		return usageError(fmt.Sprintf("%s: %v", path, err))
+		return usageError(fmt.Sprintf("-f %s: %s", path, yamlText(err)))
 	}
 	return apply(s, http.MethodPost, "/v1/routes", map[string]any{"routes": routes})
 }
@@ -155,7 +155,11 @@ type routeRemoveCmd struct {
 }
 
 func (c *routeRemoveCmd) Run(s *session) error {
-	return s.client.call(s.ctx, http.MethodDelete, "/v1/routes/"+url.PathEscape(c.Name), nil, nil)
+	if err := s.client.call(s.ctx, http.MethodDelete, "/v1/routes/"+url.PathEscape(c.Name), nil, nil); err != nil {
+		return err
+	}
+	s.say("route %s is removed", c.Name)
+	return nil
 }
 
 // checkRoute is the API's route checker.

@@ -87,7 +87,7 @@ func (c *serveCmd) Run(s *session, cli *app) error {
 func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (err error) {
 	ca, err := identity.OpenCA(filepath.Join(c.StateDir, "ca"))
 	if err != nil {
-		return err
+		return fmt.Errorf("--state-dir: %w", err)
 	}
 	defer func() { err = errors.Join(err, ca.Close()) }()
 	boot, err := c.bootstrap()
@@ -112,18 +112,18 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	// runs.
 	joinLn, err := net.Listen("tcp", c.Listen)
 	if err != nil {
-		return fmt.Errorf("join endpoint: %w", err)
+		return fmt.Errorf("--listen, the join endpoint: %w", err)
 	}
 	defer joinLn.Close()
 	apiLn, err := api.Listen(socket)
 	if err != nil {
-		return err
+		return fmt.Errorf("--socket: %w", err)
 	}
 	defer apiLn.Close()
 	var metricsLn net.Listener
 	if c.Metrics != "" {
 		if metricsLn, err = net.Listen("tcp", c.Metrics); err != nil {
-			return fmt.Errorf("metrics: %w", err)
+			return fmt.Errorf("--metrics: %w", err)
 		}
 		defer metricsLn.Close()
 	}
@@ -225,7 +225,7 @@ func (c *serveCmd) serve(ctx context.Context, socket string, log *slog.Logger) (
 	if metricsLn != nil {
 		g.Go(func() error { return daemon.ServeMetricsOn(ctx, metricsLn, reg, keeper.ready) })
 	}
-	log.Info("serving", "join", joinLn.Addr().String(), "nats", strings.Join(urls, " "), "socket", socket, "version", version())
+	log.Info("serving", "join", joinLn.Addr().String(), "nats", strings.Join(urls, " "), "socket", socket, "version", builtVersion())
 	return g.Wait()
 }
 
@@ -245,7 +245,7 @@ func (c *serveCmd) startNATS(ctx context.Context, id *identity.Identity, log *sl
 	case <-srv.Ready():
 	case err := <-done:
 		cancel()
-		return nil, nil, err
+		return nil, nil, fmt.Errorf("--nats-listen: %w", err)
 	}
 	return []string{srv.URL()}, func() error {
 		cancel()

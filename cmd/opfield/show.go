@@ -103,7 +103,7 @@ func printPolicy(w io.Writer, v policy.View) error {
 		rows = append(rows, []string{"Primary", v.Primary})
 	}
 	rows = append(rows, []string{"Serves from", servesFrom(v)},
-		[]string{"Image", v.Image},
+		[]string{"Image", imageOf(v)},
 		[]string{"Generation", strconv.FormatUint(v.Version, 10)},
 		[]string{"Ports", ports(v.Ports)},
 		[]string{"Nodes", nodesOf(v.Settings)},
@@ -207,17 +207,30 @@ func placementWord(p policy.PlacementView) string {
 	}
 }
 
+// placementReason says each thing once: the node's own reason repeats its fault.
 func placementReason(p policy.PlacementView) string {
 	var out []string
+	reason := p.Reason
 	if p.Fault != nil {
 		out = append(out, fmt.Sprintf("%s (%s)", p.Fault.Message, p.Fault.Code))
+		reason = strings.ReplaceAll(reason, p.Fault.Message, "")
 	}
-	for _, text := range []string{p.Reason, p.Outside} {
-		if text != "" {
+	for _, text := range append(strings.Split(reason, "; "), p.Outside) {
+		if text != "" && !slices.Contains(out, text) {
 			out = append(out, text)
 		}
 	}
 	return strings.Join(out, "; ")
+}
+
+// imageOf shows an image that came by its id as what pulls it from the
+// internal registry: an id and a digest together are no reference.
+func imageOf(v policy.View) string {
+	id, digest, pinned := strings.Cut(v.Image, "@")
+	if hex, isID := strings.CutPrefix(id, "sha256:"); isID && pinned {
+		return fmt.Sprintf("%s@%s (image id %s)", v.Workload, digest, hex[:min(len(hex), 12)])
+	}
+	return v.Image
 }
 
 type haOperationsCmd struct {

@@ -20,6 +20,7 @@ import (
 	"github.com/opfield/availability/api"
 	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/placement"
+	"github.com/opfield/availability/policy"
 )
 
 func report() api.Report {
@@ -126,4 +127,17 @@ func TestNodeRows_NameOfAnOperator(t *testing.T) { // API-1
 	rows := nodeRows([]api.NodeView{{ID: "node-1"}, {ID: "node-2", Name: "rack 7"}})
 	require.Equal(t, "node-1", rows[1][0])
 	require.Equal(t, "node-2 (rack 7)", rows[2][0])
+}
+
+func TestPlacementReason(t *testing.T) {
+	p := policy.PlacementView{Reason: "container web: it does not run; no room; no room", Outside: "somebody stopped it"}
+	require.Equal(t, "container web: it does not run; no room; somebody stopped it", placementReason(p))
+	p.Fault = &placement.Fault{Code: "CODE", Message: "no room"}
+	require.Equal(t, "no room (CODE); container web: it does not run; somebody stopped it", placementReason(p))
+	require.Empty(t, placementReason(policy.PlacementView{}))
+}
+
+func TestImageOf(t *testing.T) {
+	require.Equal(t, "registry/web:1@sha256:2", imageOf(policy.View{Workload: "web", Image: "registry/web:1@sha256:2"}))
+	require.Equal(t, "web@sha256:2 (image id ad5912735c3a)", imageOf(policy.View{Workload: "web", Image: "sha256:ad5912735c3abf2d@sha256:2"}))
 }

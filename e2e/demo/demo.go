@@ -210,6 +210,7 @@ func (d *Demo) tell(ctx context.Context) error {
 	}
 	d.interim()
 	d.say("your turn, in another shell: ./bin/opfield demo cut node-2 | heal node-2 | kill-container node-2 | stop-relay relay-1 | start-relay relay-1 | status")
+	d.say("and every other command, on this controller: export OPFIELD_SOCKET=%s; ./bin/opfield ha get %s", d.sys.Socket(), workload)
 	d.say("Ctrl-C ends the demo and removes everything it made")
 	tick := time.NewTicker(tellEvery)
 	defer tick.Stop()

@@ -30,6 +30,15 @@ func (h *host) Fatalf(format string, args ...any) {
 	panic(giveUp{})
 }
 
+// forgive returns the reason of a giveUp that does not end the demo.
+func (h *host) forgive() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	reason := h.reason
+	h.reason = ""
+	return reason
+}
+
 func (h *host) Cleanup(f func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

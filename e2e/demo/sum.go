@@ -21,7 +21,11 @@ func (d *Demo) interim() {
 			failed++
 		}
 	}
-	d.say("so far %d requests succeeded, %d of them on another placement than the first tried, %d failed", ok, d.retried(), failed)
+	why := ""
+	if failed > 0 {
+		why = "; the sum at the end says what they met"
+	}
+	d.say("so far %d requests succeeded, %d of them on another placement than the first tried, %d failed%s", ok, d.retried(), failed, why)
 }
 
 // retried counts the requests that nginx passed on to another placement.

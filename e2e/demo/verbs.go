@@ -22,6 +22,9 @@ func (d *Demo) cut(node string) (time.Time, error) {
 	if err != nil {
 		return time.Time{}, err
 	}
+	if d.isCut(node) {
+		return time.Time{}, fmt.Errorf("%s is cut off already; opfield demo heal %s brings it back", node, node)
+	}
 	at := time.Now()
 	n.Cut()
 	d.mu.Lock()
@@ -35,6 +38,9 @@ func (d *Demo) heal(node string) error {
 	n, err := d.node(node)
 	if err != nil {
 		return err
+	}
+	if !d.isCut(node) {
+		return fmt.Errorf("%s is not cut off; opfield demo cut %s does that", node, node)
 	}
 	n.Heal()
 	d.say("%s is back on the network", node)
@@ -52,6 +58,12 @@ func (d *Demo) heal(node string) error {
 		d.say("its old copy is stopped and takes no traffic")
 	}
 	return nil
+}
+
+func (d *Demo) isCut(node string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.ContainsFunc(d.cuts, func(c cut) bool { return c.node == node && c.to.IsZero() })
 }
 
 func (d *Demo) over(node string) {
@@ -196,7 +208,7 @@ func (d *Demo) listen(ctx context.Context) (stop func(), err error) {
 			if target == "" {
 				target = d.usual(name)
 			}
-			if err := verb(target); err != nil {
+			if err := d.attempt(func() error { return verb(target) }); err != nil {
 				http.Error(w, err.Error(), http.StatusConflict)
 			}
 		})
@@ -214,14 +226,29 @@ func (d *Demo) listen(ctx context.Context) (stop func(), err error) {
 	return func() { _ = srv.Close() }, nil
 }
 
+// attempt does what the person asked for. What does not come about in time,
+// because of what they did before, is told and does not end the demo.
+func (d *Demo) attempt(f func() error) (err error) {
+	defer func() {
+		switch r := recover().(type) {
+		case nil:
+		case giveUp:
+			err = errors.New(d.host.forgive())
+		default:
+			panic(r)
+		}
+	}()
+	return f()
+}
+
 func (d *Demo) cutAndWatch(node string) error {
 	at, err := d.cut(node)
 	if err != nil {
 		return err
 	}
 	go func() {
-		defer func() { _ = recover() }() // the story goes on without this part
-		d.watchCut(node, at)
+		// The story goes on without this part.
+		_ = d.attempt(func() error { d.watchCut(node, at); return nil })
 	}()
 	return nil
 }

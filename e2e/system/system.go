@@ -100,6 +100,9 @@ func (s *System) startController() {
 
 func (s *System) socket(h *lab.Host) string { return h.Path("run", "api.sock") }
 
+// Socket returns the path of the controller's API socket.
+func (s *System) Socket() string { return s.socket(s.Controller.Host) }
+
 // CLI runs the opfield command on the controller's host.
 func (s *System) CLI(args ...string) (string, error) {
 	return s.Controller.Run(append([]string{s.cli, "--socket", s.socket(s.Controller.Host)}, args...)...)

@@ -355,6 +355,7 @@ func TestEngine_DrainAndRemoveNode(t *testing.T) {
 		}
 	}
 	refusal(t, k.RemoveNode(ctx, node), policy.CodeNodeInUse)
+	require.Error(t, k.RenameNode(ctx, node, "rack\n7"))
 	require.NoError(t, k.RenameNode(ctx, node, "rack 7"))
 	require.NoError(t, k.DrainNode(ctx, node))
 	require.True(t, until(soon, func() bool {

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/opfield/availability/bus"
 	"github.com/opfield/availability/placement"
@@ -226,7 +228,7 @@ func (e *Engine) Update(ctx context.Context, workload string, s policy.Settings)
 // Rollout brings out a new version.
 func (e *Engine) Rollout(ctx context.Context, workload string, c policy.Change) (policy.Operation, error) {
 	return e.change(ctx, workload, func(d *policy.Document, w policy.World) (policy.Operation, *policy.Refusal) {
-		if r := d.MayRollOut(w); r != nil {
+		if r := d.MayRollOut(w, c); r != nil {
 			return policy.Operation{}, r
 		}
 		return d.Rollout(time.Now(), c)
@@ -371,6 +373,10 @@ func (e *Engine) RenameNode(ctx context.Context, node, name string) error {
 	if len(name) > longest {
 		return &policy.Refusal{Code: policy.CodeChangeInvalid, Message: "the name is too long",
 			Violations: []policy.Violation{{Code: policy.CodeChangeInvalid, Field: "name", Message: fmt.Sprintf("%d bytes, at most %d are allowed", len(name), longest)}}}
+	}
+	if strings.ContainsFunc(name, func(r rune) bool { return !unicode.IsPrint(r) }) {
+		return &policy.Refusal{Code: policy.CodeChangeInvalid, Message: "the name cannot be shown",
+			Violations: []policy.Violation{{Code: policy.CodeChangeInvalid, Field: "name", Message: "has a character that cannot be shown; use letters, digits, signs and spaces"}}}
 	}
 	return e.edit(ctx, node, func(s *nodeSettings) { s.Name = name })
 }

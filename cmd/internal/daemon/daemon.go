@@ -70,6 +70,9 @@ func (j Join) Run(ctx context.Context, role identity.Role, dir, advertise string
 	if err := placement.CheckName(id); err != nil {
 		return UsageError(fmt.Sprintf("--id: %v", err))
 	}
+	if err := identity.CheckAddress(j.Controller); err != nil {
+		return UsageError(fmt.Sprintf("--controller: %q: want host:port of the controller's join endpoint, such as ctrl.example:8480", j.Controller))
+	}
 	token, err := readToken(j.Token)
 	if err != nil {
 		return err
@@ -101,6 +104,18 @@ func readToken(arg string) (string, error) {
 		return "", fmt.Errorf("--token: %w", err)
 	}
 	return strings.TrimSpace(string(b)), nil
+}
+
+// HelpOf names the help of the command that err, of the parser, is about.
+func HelpOf(err error, name string) string {
+	if p, ok := errors.AsType[*kong.ParseError](err); ok {
+		for _, step := range p.Context.Path {
+			if step.Command != nil {
+				name += " " + step.Command.Name
+			}
+		}
+	}
+	return name + " --help"
 }
 
 // exit unwinds kong, which wants to end the process for --help.
@@ -137,7 +152,7 @@ func Run(name, description, version string, cli any, args []string, stderr io.Wr
 	}
 	k, err := parser.Parse(args)
 	if err != nil {
-		return fail(ExitUsage, fmt.Errorf("%w; see %s --help", err, name))
+		return fail(ExitUsage, fmt.Errorf("%w; see %s", err, HelpOf(err, name)))
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -158,6 +173,9 @@ func Run(name, description, version string, cli any, args []string, stderr io.Wr
 // that of another role.
 func (c Common) OpenIdentity(role identity.Role) (*identity.Identity, error) {
 	id, err := identity.Open(c.IdentityDir)
+	if errors.Is(err, identity.ErrNotJoined) {
+		return nil, fmt.Errorf("identity in %s (--identity-dir): there is none; run opfield-%s join with a token first", c.IdentityDir, role)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("identity in %s (opfield-%s join makes it): %w", c.IdentityDir, role, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
@@ -15,7 +16,10 @@ import (
 	"github.com/opfield/availability/identity"
 )
 
-const metricsWithin = 10 * time.Second
+const (
+	metricsWithin = 10 * time.Second
+	tellTaken     = 3 * time.Second // a predecessor is gone by then
+)
 
 // NewRegistry returns a registry with what every process shows.
 func NewRegistry(id *identity.Identity) *prometheus.Registry {
@@ -60,18 +64,24 @@ type Page struct {
 }
 
 // ServeMetrics answers /metrics, /healthz (the process runs) and /readyz until
-// ctx ends. It waits for an address that is taken. An empty one serves nothing.
-func (f MetricsFlags) ServeMetrics(ctx context.Context, reg *prometheus.Registry, ready func() error, pages ...Page) error {
+// ctx ends. It waits for an address that is taken, and says so once that cannot
+// be a handover. An empty one serves nothing.
+func (f MetricsFlags) ServeMetrics(ctx context.Context, log *slog.Logger, reg *prometheus.Registry, ready func() error, pages ...Page) error {
 	if f.Metrics == "" {
 		<-ctx.Done()
 		return nil
 	}
+	told, begin := false, time.Now()
 	for {
 		ln, err := net.Listen("tcp", f.Metrics)
 		if err == nil {
 			return ServeMetricsOn(ctx, ln, reg, ready, pages...)
 		}
 		// The predecessor of a handover still has the port for a while.
+		if !told && time.Since(begin) > tellTaken {
+			told = true
+			log.Warn("--metrics cannot be served, trying again; free the address or name another one", "err", err)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
