@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -26,6 +27,7 @@ const (
 	nudgedMost   = 10 * time.Millisecond
 	nudgedWithin = 600 * time.Millisecond
 	longRun      = 20 // seconds that a download and a stream of events take
+	busyClients  = 24 // that send one request after another
 )
 
 // received counts requests by id, over all placements.
@@ -33,6 +35,12 @@ type received struct {
 	mu   sync.Mutex
 	ids  map[string]int
 	last map[string]int // by placement
+}
+
+func (r *received) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last["a"] + r.last["b"]
 }
 
 func (r *received) handler(name string) http.Handler {
@@ -272,4 +280,56 @@ func longRequest(t *testing.T, addr, path string) *http.Request {
 	require.NoError(t, err)
 	req.Host = webHost
 	return req
+}
+
+// LNK-2, STP-1: where nothing else serves, nginx puts every request on the
+// connections that it has kept, so they are never idle. They end all the same,
+// and every request is either served or answered with 503.
+func TestNudge_NothingElseServes(t *testing.T) {
+	rec := &received{ids: map[string]int{}, last: map[string]int{}}
+	p := newInprocess(t, map[string]http.Handler{"a": rec.handler("a"), "b": rec.handler("b")})
+	ctx, stop := context.WithCancel(t.Context())
+	var clients sync.WaitGroup
+	defer func() { stop(); clients.Wait() }()
+	var mu sync.Mutex
+	statuses := map[string]int{}
+	client := http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: busyClients}}
+	for i := range busyClients {
+		clients.Go(func() {
+			for ctx.Err() == nil {
+				method := []string{http.MethodGet, http.MethodPost}[i%2]
+				req, err := http.NewRequest(method, "http://"+p.address()+"/", strings.NewReader("hello"))
+				if err != nil {
+					panic(err)
+				}
+				req.Host = webHost
+				resp, err := client.Do(req)
+				outcome := fmt.Sprintf("%s %v", method, err)
+				if err == nil {
+					_, _ = io.Copy(io.Discard, resp.Body)
+					_ = resp.Body.Close()
+					outcome = fmt.Sprintf("%s %d", method, resp.StatusCode)
+				}
+				mu.Lock()
+				statuses[outcome]++
+				mu.Unlock()
+			}
+		})
+	}
+	<-time.After(time.Second)
+	began := time.Now()
+	for _, n := range p.nodes {
+		p.drain(n)
+	}
+	before := rec.count()
+	p.await(5*time.Second, "no stream is left while the requests go on", func() bool {
+		return p.nodes["a"].links.Acceptor.Streams()+p.nodes["b"].links.Acceptor.Streams() == 0
+	})
+	took, after := time.Since(began), rec.count()-before
+	stop()
+	clients.Wait()
+	t.Logf("%d busy clients: the last stream ended %v and %d requests after the close; %v", busyClients, took.Round(time.Millisecond), after, statuses)
+	require.LessOrEqual(t, after, 2*busyClients, "a connection serves the request that is under way, and perhaps one more")
+	require.NotZero(t, statuses["GET 200"]*statuses["POST 200"]*statuses["GET 503"]*statuses["POST 503"])
+	require.Len(t, statuses, 4, "nothing but 200 and 503: %v", statuses)
 }

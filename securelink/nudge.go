@@ -111,6 +111,9 @@ func (n *Nudger) Nudge() {
 	}
 }
 
+// Draining reports whether the connection was asked to end.
+func (n *Nudger) Draining() bool { return n.draining.Load() }
+
 func (n *Nudger) sendEarlyLocked() {
 	if n.err != nil || !n.ready {
 		return

@@ -231,14 +231,25 @@ func (s *System) AwaitLinks(within time.Duration, state string, links ...string)
 	})
 }
 
-// AwaitRoute waits until nginx serves the host name with a 200.
+// AwaitRoute waits until nginx serves the host name with a 200, and nothing
+// else any more: after a reload nginx lets the old workers accept for another
+// 100 ms (ngx_master_process_cycle, "allow new processes to start"), so the
+// first 200 may be followed by the 404 of the generation before.
 func (s *System) AwaitRoute(within time.Duration, host string) time.Duration {
 	s.tb.Helper()
+	var since time.Time
 	return s.Env.Await(within, "route "+host+" answers 200", func() bool {
-		status, _ := GetHost(s.Client(), s.Ingress.HostPort(HTTPPort), host, "/ok")
-		return status == 200
+		if status, _ := GetHost(s.Client(), s.Ingress.HostPort(HTTPPort), host, "/ok"); status != 200 {
+			since = time.Time{}
+		} else if since.IsZero() {
+			since = time.Now()
+		}
+		return !since.IsZero() && time.Since(since) > oldWorkers
 	})
 }
+
+// oldWorkers is longer than the workers of the generation before accept.
+const oldWorkers = 300 * time.Millisecond
 
 // DroppedAt returns when the first and the last relay dropped the node's
 // session after a moment, from their logs.

@@ -60,22 +60,27 @@ func (a *Acceptor) serve(st *stream, r securelink.Record, conn *net.TCPConn) err
 			return err
 		}
 	}
-	return a.copy(t, st.conn, app)
+	var followed *turns
+	if r.Protocol == placement.ProtocolHTTP {
+		followed = &turns{}
+	}
+	return a.copy(t, st.conn, app, followed)
 }
 
 // copy moves bytes until both directions have ended cleanly, or one was cut.
-func (a *Acceptor) copy(t *tls.Conn, conn *securelink.Nudger, app *securelink.Socket) error {
+// Without turns the stream is not HTTP/1.1.
+func (a *Acceptor) copy(t *tls.Conn, conn *securelink.Nudger, app *securelink.Socket, turns *turns) error {
 	var up error
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		if up = a.toApp(app, t); up == nil {
+		if up = a.toApp(app, t, turns); up == nil {
 			_ = app.CloseWrite()
 			return
 		}
 		securelink.Abort(conn.TCPConn)
 		securelink.Abort(app.TCPConn)
 	})
-	down := a.toClient(t, conn, app)
+	down := a.toClient(t, conn, app, turns)
 	if down != nil {
 		securelink.Abort(conn.TCPConn)
 		securelink.Abort(app.TCPConn)
@@ -88,7 +93,7 @@ func (a *Acceptor) copy(t *tls.Conn, conn *securelink.Nudger, app *securelink.So
 // close_notify; nil is a clean end. There is no TCP end yet: the other
 // direction may go on, and the sidecar must not take this for the end of the
 // stream. While the application is silent no buffer is held.
-func (a *Acceptor) toClient(t *tls.Conn, conn *securelink.Nudger, app *securelink.Socket) error {
+func (a *Acceptor) toClient(t *tls.Conn, conn *securelink.Nudger, app *securelink.Socket, turns *turns) error {
 	for {
 		buf, n, err := app.ReadPooled(&a.buffers)
 		ended := errors.Is(err, io.EOF)
@@ -96,7 +101,11 @@ func (a *Acceptor) toClient(t *tls.Conn, conn *securelink.Nudger, app *securelin
 			conn.Cork() // one message less for every hop
 		}
 		if n > 0 {
-			if _, werr := t.Write((*buf)[:n]); werr != nil {
+			b := (*buf)[:n]
+			if turns != nil {
+				b = turns.answer(b, conn.Draining())
+			}
+			if _, werr := t.Write(b); werr != nil {
 				err, ended = werr, false
 			}
 		}
@@ -117,12 +126,12 @@ func (a *Acceptor) toClient(t *tls.Conn, conn *securelink.Nudger, app *securelin
 
 // toApp copies until the client ends; nil is a clean end. While the client is
 // silent it holds a small buffer, which most requests fit into.
-func (a *Acceptor) toApp(app *securelink.Socket, t *tls.Conn) error {
+func (a *Acceptor) toApp(app *securelink.Socket, t *tls.Conn, turns *turns) error {
 	small := make([]byte, request)
 	for {
-		n, err := pass(app, t, small)
+		n, err := pass(app, t, small, turns)
 		if err == nil && n == len(small) {
-			err = a.bulkToApp(app, t)
+			err = a.bulkToApp(app, t, turns)
 		}
 		if errors.Is(err, io.EOF) {
 			return nil
@@ -134,20 +143,23 @@ func (a *Acceptor) toApp(app *securelink.Socket, t *tls.Conn) error {
 }
 
 // bulkToApp goes on with a large buffer as long as more than a request comes.
-func (a *Acceptor) bulkToApp(app *securelink.Socket, t *tls.Conn) error {
+func (a *Acceptor) bulkToApp(app *securelink.Socket, t *tls.Conn, turns *turns) error {
 	buf := a.buffers.Get().(*[]byte)
 	defer a.buffers.Put(buf)
 	for {
-		if n, err := pass(app, t, *buf); err != nil || n < request {
+		if n, err := pass(app, t, *buf, turns); err != nil || n < request {
 			return err
 		}
 	}
 }
 
 // pass passes on what one read gives.
-func pass(app *securelink.Socket, t *tls.Conn, buf []byte) (int, error) {
+func pass(app *securelink.Socket, t *tls.Conn, buf []byte, turns *turns) (int, error) {
 	n, err := t.Read(buf)
 	if n > 0 {
+		if turns != nil {
+			turns.request(buf[:n])
+		}
 		if _, err := app.Write(buf[:n]); err != nil {
 			return n, err
 		}
