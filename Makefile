@@ -53,9 +53,15 @@ scale:
 	@dir=/tmp; [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 2000000 ] && dir=/dev/shm; \
 	  TMPDIR=$$dir $(GO) test -count=1 -v -timeout 10m -run '^TestScale' ./policy/engine
 
-# One package at a time: they share the cores. -v prints the figures.
+# One package at a time: they share the cores. -v prints the figures. A test
+# that fails prints the log of every daemon, so what failed is said once more
+# at the end.
 e2e:
-	$(GO) test -v -count=1 -p 1 -timeout 60m $(E2E)
+	@dir=$$(mktemp -d) && trap 'rm -rf "$$dir"' EXIT && \
+	  { $(GO) test -v -count=1 -p 1 -timeout 60m $(E2E) 2>&1; echo $$? >"$$dir/code"; } | tee "$$dir/out"; \
+	  [ "$$(cat "$$dir/code")" = 0 ] || { echo "---- what failed:"; \
+	    grep -E -A 14 '^ *--- FAIL|Error Trace:|waited .* in vain|^panic: |\[build failed\]' "$$dir/out" | \
+	      grep -v '"level":' | cut -c 1-600 | tail -n 150; exit 1; }
 
 bench: setup
 	OPFIELD_BENCH=1 $(GO) test -count=1 -v -timeout 60m -run '^TestBench' ./e2e/bench

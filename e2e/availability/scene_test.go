@@ -74,11 +74,18 @@ func (s *scene) traffic() *load.Run {
 	})
 }
 
-// lossless ends the traffic and fails unless every request was answered. What
-// a reload of nginx costs is counted apart: it closes idle kept-alive
-// connections, and a request that a client sends at that very moment never
-// reaches it (RTE-8; RFC 9112 section 9.5 lets a client send it again).
+// lossless ends the traffic and fails unless every request was answered.
 func (s *scene) lossless(run *load.Run) {
+	s.t.Helper()
+	s.answered(run, "")
+}
+
+// answered ends the traffic and fails unless every request with the method was
+// answered; "" stands for all. What a reload of nginx costs is counted apart:
+// it closes idle kept-alive connections, and a request that a client sends at
+// that very moment never reaches it (RTE-8; RFC 9112 section 9.5 lets a client
+// send it again).
+func (s *scene) answered(run *load.Run, method string) {
 	s.t.Helper()
 	run.Stop()
 	report := run.Wait()
@@ -86,7 +93,7 @@ func (s *scene) lossless(run *load.Run) {
 	access := s.access()
 	var failed []load.Result
 	reload := 0
-	for _, f := range report.Failed("") {
+	for _, f := range report.Failed(method) {
 		_, seen := access[f.ID]
 		if !seen && !f.First && (f.Kind == load.NoResponse || f.Kind == load.NotSent) {
 			reload++
