@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/opfield/availability/e2e/load"
 	"github.com/opfield/availability/e2e/system"
 )
 
@@ -40,7 +39,7 @@ func TestEngine_Restarted(t *testing.T) {
 	// While it serves.
 	for _, node := range serving {
 		crash := ways[node]
-		run, ops := s.traffic(), len(s.operations("web"))
+		run, ops, dead := s.traffic(), len(s.operations("web")), s.endpoint(node)
 		s.Env.Await(soon, "there is traffic", func() bool { return len(run.Results()) > 200 })
 		begin := time.Now()
 		s.restartEngine(s.node(node), crash)
@@ -50,7 +49,7 @@ func TestEngine_Restarted(t *testing.T) {
 		})
 		t.Logf("%s serves again %v after its engine began to end (crash: %v)", node, time.Since(begin).Round(time.Millisecond), crash)
 		s.steady("web")
-		s.onlyRepeatable(run, begin)
+		s.losslessBut(run, dead)
 		s.same(kept)
 		require.Equal(t, kept[node].ID, s.view("web").container(node))
 		require.Len(t, s.operations("web"), ops, "no operation was needed")
@@ -78,32 +77,4 @@ func TestEngine_Restarted(t *testing.T) {
 	s.steady("web")
 	s.same(kept)
 	s.answers(10 * time.Second)
-}
-
-// onlyRepeatable ends the traffic around an application that ended under it:
-// what may be sent again was answered by another placement, and what may not
-// was lost only if it was on its way to that application (RTE-3).
-func (s *scene) onlyRepeatable(run *load.Run, since time.Time) {
-	s.t.Helper()
-	report := run.Stop()
-	s.t.Log("\n" + report.String())
-	access := s.access()
-	var failed []load.Result
-	lost := 0
-	for _, f := range report.Failed("") {
-		_, seen := access[f.ID]
-		switch {
-		case !seen && !f.First && (f.Kind == load.NoResponse || f.Kind == load.NotSent): // a reload, see lossless
-		case f.Method == "POST" && f.Status == 502 && f.Start.After(since.Add(-time.Second)):
-			lost++
-		default:
-			failed = append(failed, f)
-		}
-	}
-	if len(failed) > 0 {
-		s.explain(failed)
-	}
-	require.Empty(s.t, failed, report.Describe(failed, 20))
-	s.t.Logf("%d requests that must not be repeated were under way and are answered 502", lost)
-	require.LessOrEqual(s.t, lost, 3)
 }

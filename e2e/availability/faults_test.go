@@ -66,13 +66,14 @@ func TestFaults(t *testing.T) {
 	t.Run("HostAway11s", func(t *testing.T) { // LOS-1
 		run := s.traffic()
 		victim := s.node(v.serving()[2])
+		dead := s.endpoint(victim.ID)
 		victim.Cut()
 		s.Env.Await(10*time.Second, "its link closes", func() bool { return s.LinkState("web."+victim.ID+"/8080") != "open" })
 		time.Sleep(11*time.Second - time.Since(s.since("web."+victim.ID+"/8080")))
 		victim.Heal()
 		back := s.AwaitLinks(20*time.Second, "open", "web."+victim.ID+"/8080")
 		t.Logf("back in routing %v after its return", back.Round(time.Millisecond))
-		s.lossless(run)
+		s.losslessBut(run, dead)
 		s.unmoved(v, ops)
 	})
 
@@ -110,11 +111,12 @@ func TestFaults(t *testing.T) {
 	t.Run("RemovedByHand", func(t *testing.T) { // MOD-4
 		run := s.traffic()
 		victim := s.node(v.serving()[1])
+		dead := s.endpoint(victim.ID)
 		require.NoError(t, victim.Docker().ContainerRemove(t.Context(), v.ids()[victim.ID], container.RemoveOptions{Force: true}))
 		s.await(60*time.Second, "web", "the copy is back", func(now view) bool {
 			return now.Serving == 3 && now.ids()[victim.ID] != "" && now.ids()[victim.ID] != v.ids()[victim.ID]
 		})
-		s.answered(run, "GET") // of the others, what it was answering may fail
+		s.losslessBut(run, dead)
 		told := s.view("web")
 		for _, p := range told.Placements {
 			if p.Node == victim.ID {
