@@ -17,7 +17,8 @@ const (
 	// process; they are its sign of life on NATS.
 	StatusEvery = 2 * time.Second
 	// statusCheckEvery bounds how late a change is told. A large status is
-	// looked at less often, so that this costs at most 1/statusCost of a core.
+	// looked at less often, so that this costs at most 1/statusCost of a core,
+	// but never less often than every StatusEvery.
 	statusCheckEvery = 80 * time.Millisecond
 	statusCost       = 50
 	statusQueue      = 4096 // statuses waiting for the controller
@@ -128,6 +129,7 @@ func (c *Conn) publishState(ctx context.Context, prefix string, every, check tim
 	connected := c.nextConnect()
 	var sent string
 	var sentAt time.Time
+	var before time.Duration // what the round before took
 	for {
 		begin := time.Now()
 		if encode := state(); encode != nil {
@@ -146,6 +148,7 @@ func (c *Conn) publishState(ctx context.Context, prefix string, every, check tim
 				sent, sentAt = string(content), now
 			}
 		}
+		cost := time.Since(begin)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
@@ -153,8 +156,11 @@ func (c *Conn) publishState(ctx context.Context, prefix string, every, check tim
 			connected, sent = c.nextConnect(), ""
 		case <-asked:
 			sent = ""
-		case <-time.After(max(check, statusCost*time.Since(begin))):
+		// This is not CPU time: who had to wait for a processor must not be
+		// silent for fifty times as long, and be taken for one that is gone.
+		case <-time.After(min(max(check, statusCost*min(cost, before)), StatusEvery)):
 		}
+		before = cost
 	}
 }
 

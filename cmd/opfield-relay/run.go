@@ -51,11 +51,8 @@ func (c *runCmd) Run(ctx context.Context) error {
 	reg := daemon.NewRegistry(id)
 	cfg := relay.Config{
 		ID: id.Name().ID, TLS: id.ServerTLS(identity.RoleNode, identity.RoleIngress, identity.RoleController),
-		Authenticate: func(cs tls.ConnectionState) (relay.Peer, error) {
-			n, err := identity.PeerName(cs)
-			return relay.Peer{Role: string(n.Role), ID: n.ID}, err
-		},
-		MaxStreams: c.MaxStreams, MaxPeerStreams: c.MaxPeerStreams, MaxPeerOpenRate: c.MaxPeerOpenRate,
+		Authenticate: peer,
+		MaxStreams:   c.MaxStreams, MaxPeerStreams: c.MaxPeerStreams, MaxPeerOpenRate: c.MaxPeerOpenRate,
 		MaxStrangers: c.MaxStrangers, MaxStrangersPerIP: c.MaxStrangersPerIP,
 		RestartWithin: c.RestartWithin, DrainWithin: c.DrainWithin,
 		Logger: log, Registerer: reg,
@@ -91,6 +88,12 @@ func (c *runCmd) Run(ctx context.Context) error {
 	})
 }
 
+// peer names the other end of a finished handshake by its certificate.
+func peer(cs tls.ConnectionState) (relay.Peer, error) {
+	n, err := identity.PeerName(cs)
+	return relay.Peer{Role: string(n.Role), ID: n.ID}, err
+}
+
 // work runs every part until the relay has ended.
 func (c *runCmd) work(ctx context.Context, log *slog.Logger, id *identity.Identity, conn *bus.Conn,
 	server *relay.Server, handover *daemon.Handover, ln net.Listener, metrics func(context.Context) error) error {
@@ -99,6 +102,8 @@ func (c *runCmd) work(ctx context.Context, log *slog.Logger, id *identity.Identi
 	defer stopSide()
 	serve, stopServe := context.WithCancel(context.Background())
 	defer stopServe()
+	handing, stopHanding := context.WithCancel(ctx)
+	defer stopHanding()
 	g, side := errgroup.WithContext(side)
 	started := time.Now()
 	g.Go(func() error { return metrics(side) })
@@ -126,11 +131,16 @@ func (c *runCmd) work(ctx context.Context, log *slog.Logger, id *identity.Identi
 		defer stopSide()
 		defer ln.Close() // Serve then lets streams finish
 		defer server.Retire()
-		succeeded, err := handover.Run(ctx, log)
+		succeeded, err := handover.Run(handing, log)
 		if !succeeded {
 			time.AfterFunc(stopWithin, stopServe)
 		}
 		return err
+	})
+	g.Go(func() error { // a part that fails ends the relay: its peers have others, and it is started again
+		<-side.Done()
+		stopHanding()
+		return nil
 	})
 	err := server.Serve(serve, ln)
 	return errors.Join(err, g.Wait())
