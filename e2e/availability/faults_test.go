@@ -67,9 +67,10 @@ func TestFaults(t *testing.T) {
 		run := s.traffic()
 		victim := s.node(v.serving()[2])
 		dead := s.endpoint(victim.ID)
+		cut := time.Now()
 		victim.Cut()
 		s.Env.Await(10*time.Second, "its link closes", func() bool { return s.LinkState("web."+victim.ID+"/8080") != "open" })
-		time.Sleep(11*time.Second - time.Since(s.since("web."+victim.ID+"/8080")))
+		time.Sleep(11*time.Second - time.Since(cut)) // from the cut: the loss counts from the last sign of life
 		victim.Heal()
 		back := s.AwaitLinks(20*time.Second, "open", "web."+victim.ID+"/8080")
 		t.Logf("back in routing %v after its return", back.Round(time.Millisecond))
@@ -199,18 +200,6 @@ func (s *scene) prune(n *system.Node) {
 		_, err := n.Docker().ImageRemove(ctx, i.ID, image.RemoveOptions{Force: true, PruneChildren: true})
 		s.t.Logf("removed image %s of %s: %v", i.ID[:19], n.ID, err)
 	}
-}
-
-// since returns when a link took its present state.
-func (s *scene) since(link string) time.Time {
-	st, err := s.IngressStatus()
-	require.NoError(s.t, err)
-	for _, l := range st.Links {
-		if l.Link == link {
-			return l.Since
-		}
-	}
-	return time.Time{}
 }
 
 // settle waits until nginx lists what it should.

@@ -28,6 +28,13 @@ func (w *world) traffic(addr string) (stop func() (good, bad int)) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	var good, bad int
 	c := &http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: w.DialContext}}
+	w.env.Await(10*time.Second, addr+" answers", func() bool { // a container that was started need not listen yet
+		resp, err := c.Get("http://" + addr + "/")
+		if err != nil {
+			return false
+		}
+		return resp.Body.Close() == nil
+	})
 	go func() {
 		defer close(ended)
 		for {
@@ -38,6 +45,7 @@ func (w *world) traffic(addr string) (stop func() (good, bad int)) {
 			}
 			resp, err := c.Get("http://" + addr + "/")
 			if err != nil {
+				w.t.Logf("traffic: %v", err)
 				bad++
 				continue
 			}
