@@ -70,7 +70,7 @@ func TestFaults(t *testing.T) {
 		cut := time.Now()
 		victim.Cut()
 		s.Env.Await(10*time.Second, "its link closes", func() bool { return s.LinkState("web."+victim.ID+"/8080") != "open" })
-		time.Sleep(11*time.Second - time.Since(cut)) // from the cut: the loss counts from the last sign of life
+		time.Sleep(11*time.Second - time.Since(cut)) // from the cut, as the grace counts from the last sign of life
 		victim.Heal()
 		back := s.AwaitLinks(20*time.Second, "open", "web."+victim.ID+"/8080")
 		t.Logf("back in routing %v after its return", back.Round(time.Millisecond))

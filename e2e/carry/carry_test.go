@@ -22,19 +22,21 @@ import (
 
 var errNotCaptured = errors.New("not captured")
 
-// traffic asks a container again and again until stop, which returns how many
-// answers came and how many did not.
+// traffic asks a container again and again, from its first answer until stop,
+// which returns how many answers came and how many did not.
 func (w *world) traffic(addr string) (stop func() (good, bad int)) {
 	done, ended := make(chan struct{}), make(chan struct{})
 	var good, bad int
 	c := &http.Client{Timeout: time.Second, Transport: &http.Transport{DialContext: w.DialContext}}
-	w.env.Await(10*time.Second, addr+" answers", func() bool { // a container that was started need not listen yet
+	ask := func() error {
 		resp, err := c.Get("http://" + addr + "/")
 		if err != nil {
-			return false
+			return err
 		}
-		return resp.Body.Close() == nil
-	})
+		return resp.Body.Close()
+	}
+	// A container that was started need not listen yet.
+	w.env.Await(10*time.Second, addr+" answers", func() bool { return ask() == nil })
 	go func() {
 		defer close(ended)
 		for {
@@ -43,13 +45,11 @@ func (w *world) traffic(addr string) (stop func() (good, bad int)) {
 				return
 			case <-time.After(5 * time.Millisecond):
 			}
-			resp, err := c.Get("http://" + addr + "/")
-			if err != nil {
+			if err := ask(); err != nil {
 				w.t.Logf("traffic: %v", err)
 				bad++
 				continue
 			}
-			resp.Body.Close()
 			good++
 		}
 	}()
