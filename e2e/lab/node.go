@@ -23,6 +23,11 @@ const (
 	engineStart = 20 * time.Second // first start of an engine on a busy machine
 	callLimit   = 60 * time.Second // any call to an engine
 
+	// StoreVariable names the environment variable that chooses the engines'
+	// image store: "containerd", which Docker 29 has by default and Docker 24
+	// and later on demand; empty: Docker's own.
+	StoreVariable = "OPFIELD_E2E_STORE"
+
 	// AppImage is the test application without a health check.
 	AppImage = "opfield/testapp:plain"
 	// HealthImage is the test application with an image health check every
@@ -55,7 +60,16 @@ func (e *Env) Node(name string, engineArgs ...string) *Node {
 	// The storage driver is the kernel's best: overlay2, or vfs where the disk
 	// of the test machine is an overlay itself. The engine leaves the packet
 	// filter alone: published ports are served by its proxy.
-	for _, driver := range []string{"overlay2", "vfs"} {
+	drivers := []string{"overlay2", "vfs"}
+	switch store := os.Getenv(StoreVariable); store {
+	case "":
+	case "containerd":
+		drivers = []string{"overlayfs", "native"}
+		engineArgs = append([]string{"--feature", "containerd-snapshotter=true"}, engineArgs...)
+	default:
+		e.tb.Fatalf("%s is %q: leave it empty for Docker's own image store, or set it to \"containerd\"", StoreVariable, store)
+	}
+	for _, driver := range drivers {
 		n.Engine = h.Start("dockerd-"+driver, append([]string{"dockerd",
 			"--data-root", h.Path("docker", "data"), "--exec-root", h.Path("docker", "exec"),
 			"--pidfile", h.Path("docker", "pid"), "-H", n.Socket(),
@@ -71,7 +85,7 @@ func (e *Env) Node(name string, engineArgs ...string) *Node {
 		if err = n.AwaitEngine(); err == nil {
 			break
 		}
-		if driver == "vfs" {
+		if driver == drivers[len(drivers)-1] {
 			e.tb.Fatalf("start engine of %s: %v\n%s", name, err, n.Engine.Log())
 		}
 		n.Engine.Stop(5 * time.Second)

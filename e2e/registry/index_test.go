@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -17,6 +18,8 @@ import (
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // registers the driver
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/image"
+	"github.com/docker/docker/client"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/stretchr/testify/require"
 
 	"github.com/opfield/availability/e2e/lab"
@@ -27,7 +30,6 @@ import (
 const (
 	sourceAddr = "127.0.0.1:5000" // of the registry that the image comes from, on node-1
 	sourceName = "shop/web"
-	imageType  = "application/vnd.docker.distribution.manifest.v2+json"
 	listType   = "application/vnd.docker.distribution.manifest.list.v2+json"
 )
 
@@ -56,17 +58,14 @@ func (s *scene) publish() (index, arm string) {
 	n := s.sys.Nodes[0]
 	tag := sourceAddr + "/" + sourceName + ":amd64"
 	require.NoError(s.t, n.Docker().ImageTag(s.t.Context(), lab.AppImage, tag))
-	amd := ""
 	out, err := n.Docker().ImagePush(s.t.Context(), tag, image.PushOptions{RegistryAuth: "e30="})
-	require.NoError(s.t, follow(out, err, func(p progress) { amd += p.Aux.Digest }))
-	require.NotEmpty(s.t, amd)
+	require.NoError(s.t, follow(out, err, quietly))
 
 	c := &registrytest.Client{HTTP: &http.Client{Transport: &http.Transport{DialContext: n.DialContext, DisableKeepAlives: true}}, Base: "http://" + sourceAddr}
-	_, _, raw, err := c.Do(http.MethodGet, "/v2/"+sourceName+"/manifests/"+amd, "", nil)
+	_, _, raw, err := c.Do(http.MethodGet, "/v2/"+sourceName+"/manifests/amd64", "", nil)
 	require.NoError(s.t, err)
-	var m struct {
-		Layers []struct{ Digest string }
-	}
+	amd := registrytest.Digest(raw)
+	var m struct{ MediaType string }
 	require.NoError(s.t, json.Unmarshal(raw, &m))
 	// The other image has the same files, and says that they are for arm64.
 	_, _, config, err := c.Do(http.MethodGet, "/v2/"+sourceName+"/blobs/"+configDigest(s.t, raw), "", nil)
@@ -77,13 +76,13 @@ func (s *scene) publish() (index, arm string) {
 	var edited map[string]any
 	require.NoError(s.t, json.Unmarshal(raw, &edited))
 	edited["config"].(map[string]any)["digest"], edited["config"].(map[string]any)["size"] = registrytest.Digest(foreign), len(foreign)
-	armImage, err := c.PushManifest(sourceName, "arm64", imageType, edited)
+	armImage, err := c.PushManifest(sourceName, "arm64", m.MediaType, edited)
 	require.NoError(s.t, err)
 	armRaw, err := json.Marshal(edited)
 	require.NoError(s.t, err)
 
 	entry := func(digest string, size int, os, arch string) map[string]any {
-		return map[string]any{"mediaType": imageType, "digest": digest, "size": size, "platform": map[string]string{"os": os, "architecture": arch}}
+		return map[string]any{"mediaType": m.MediaType, "digest": digest, "size": size, "platform": map[string]string{"os": os, "architecture": arch}}
 	}
 	index, err = c.PushManifest(sourceName, "latest", listType, map[string]any{"schemaVersion": 2, "mediaType": listType, "manifests": []any{
 		entry(amd, len(raw), "linux", "amd64"), entry(armImage, len(armRaw), "linux", "arm64"),
@@ -130,6 +129,25 @@ func (s *scene) copied(workload string) (ref, id string) {
 	return ref, id
 }
 
+// alike checks that an image of node-2 is one of node-1 by its configuration.
+// The containerd store calls an image by its index, or by its manifest where
+// it has no index, so what the configuration says is compared.
+func (s *scene) alike(one, two string) {
+	s.t.Helper()
+	if os.Getenv(lab.StoreVariable) == "" {
+		require.Equal(s.t, one, two)
+		return
+	}
+	var said [2]image.InspectResponse
+	for i, id := range []string{one, two} {
+		found, err := s.sys.Nodes[i].Docker().ImageInspect(s.t.Context(), id)
+		require.NoError(s.t, err)
+		said[i] = image.InspectResponse{Created: found.Created, Config: found.Config, Architecture: found.Architecture, RootFS: found.RootFS}
+	}
+	require.NotEmpty(s.t, said[0].RootFS.Layers)
+	require.Equal(s.t, said[0], said[1])
+}
+
 // IMG-2: the index that an image has where it came from is kept: every node
 // pulls its own platform by the digest of the index. Without that registry the
 // origin's platform alone is there, and people are told why.
@@ -149,7 +167,7 @@ func TestRegistry_Index(t *testing.T) {
 	web := s.enable("web", "--priority", "node-1,node-2,node-3")
 	ref, id := s.copied("web")
 	require.Equal(t, "127.0.0.1:7447/web@"+index, ref)
-	require.Equal(t, web.Inspect().Image, id, "the same image by its configuration")
+	s.alike(web.Inspect().Image, id)
 	require.Contains(t, s.sys.MustCLI("--json", "ha", "operations", "web"), "image "+index+" is in the internal registry")
 
 	// A node of another architecture, played by Docker's choice of a platform.
@@ -163,13 +181,16 @@ func TestRegistry_Index(t *testing.T) {
 		return err == nil
 	})
 	found, err := s.sys.Nodes[1].Docker().ImageInspect(t.Context(), arm)
+	if os.Getenv(lab.StoreVariable) != "" { // it has no name for one platform's image
+		found, err = s.sys.Nodes[1].Docker().ImageInspect(t.Context(), port+"/web@"+index, client.ImageInspectWithPlatform(&ocispec.Platform{OS: "linux", Architecture: "arm64"}))
+	}
 	require.NoError(t, err)
 	require.Equal(t, "arm64", found.Architecture)
 
 	registry.Kill()
 	s.enable("alone", "--priority", "node-1,node-2,node-3")
 	_, id = s.copied("alone")
-	require.Equal(t, web.Inspect().Image, id)
+	s.alike(web.Inspect().Image, id)
 	operations := s.sys.MustCLI("--json", "ha", "operations", "alone")
 	require.Contains(t, operations, fmt.Sprintf("it is for amd64 only: the registry the image came from, %s: ", sourceAddr))
 	require.NotContains(t, operations, index)
@@ -179,6 +200,6 @@ func TestRegistry_Index(t *testing.T) {
 	// Where every node is like the origin, Docker has all that is needed.
 	s.enable("alike", "--select", "node-1,node-2")
 	_, id = s.copied("alike")
-	require.Equal(t, web.Inspect().Image, id)
+	s.alike(web.Inspect().Image, id)
 	require.NotContains(t, s.sys.MustCLI("--json", "ha", "operations", "alike"), "it is for amd64 only")
 }

@@ -21,7 +21,6 @@ import (
 var (
 	errRegistry = errors.New("the internal registry is not reached")
 	errStalled  = errors.New("no progress")
-	errDigest   = errors.New("docker did not tell the digest of what it pushed")
 )
 
 // images pulls from the internal registry and pushes into it.
@@ -76,7 +75,7 @@ func (i *images) pull(ctx context.Context, img placement.Image) (string, error) 
 	}
 	err := i.watched(ctx, func(ctx context.Context) (io.ReadCloser, error) {
 		return i.engine.ImagePull(ctx, ref, image.PullOptions{RegistryAuth: i.registry.Auth()})
-	}, nil)
+	})
 	if err != nil {
 		return "", pullFault(fmt.Errorf("pull %s@%s: %w", img.Repository, img.Digest, err))
 	}
@@ -105,12 +104,11 @@ func pullFault(err error) error {
 
 // line is one line of Docker's progress.
 type line struct {
-	Error string          `json:"error"`
-	Aux   json.RawMessage `json:"aux"`
+	Error string `json:"error"`
 }
 
 // watched reads the progress of a pull or push to its end.
-func (i *images) watched(ctx context.Context, begin func(context.Context) (io.ReadCloser, error), aux func(json.RawMessage)) error {
+func (i *images) watched(ctx context.Context, begin func(context.Context) (io.ReadCloser, error)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	stall := time.AfterFunc(stallLimit, func() { cancel(fmt.Errorf("%w for %v", errStalled, stallLimit)) })
@@ -126,9 +124,6 @@ func (i *images) watched(ctx context.Context, begin func(context.Context) (io.Re
 			stall.Reset(stallLimit)
 			if l.Error != "" {
 				return errors.New(l.Error)
-			}
-			if len(l.Aux) > 0 && aux != nil {
-				aux(l.Aux)
 			}
 		}
 	}
@@ -161,7 +156,7 @@ func (i *images) mirror(ctx context.Context, m placement.Mirror) (placement.Imag
 	if !strings.HasPrefix(m.Source, "sha256:") { // a moved tag counts as it is now
 		pulled = i.watched(ctx, func(ctx context.Context) (io.ReadCloser, error) {
 			return i.engine.ImagePull(ctx, m.Source, image.PullOptions{})
-		}, nil)
+		})
 		if ctx.Err() != nil {
 			return placement.Image{}, ctx.Err()
 		}
@@ -186,37 +181,35 @@ func (i *images) mirror(ctx context.Context, m placement.Mirror) (placement.Imag
 		if img.Narrowed != "" {
 			i.logger.Warn("image is mirrored as docker has it, its index is not to be had", "image", m.Source, "reason", img.Narrowed)
 		}
-		if img.Digest, err = i.push(ctx, name, m.Repository, source.ID); err != nil {
+		if img.Digest, err = i.push(ctx, target, name, m.Repository, source.ID); err != nil {
 			return placement.Image{}, err
 		}
 	}
 	return i.described(ctx, target, img, source, only)
 }
 
-// push lets Docker push what it has of an image and returns the digest.
-func (i *images) push(ctx context.Context, target, repository, id string) (string, error) {
-	tag := fmt.Sprintf("%s:mirror-%s-%x", target, i.node, sha256.Sum256([]byte(id)))[:len(target)+len(":mirror--")+len(i.node)+12]
-	if err := do(ctx, changeLimit, "tag image", func(ctx context.Context) error { return i.engine.ImageTag(ctx, id, tag) }); err != nil {
+// push lets Docker push what it has of an image and returns the digest. The
+// registry is asked for it: with the containerd store, the progress of a push
+// does not tell it.
+func (i *images) push(ctx context.Context, target *mirror.Target, name, repository, id string) (string, error) {
+	tag := fmt.Sprintf("mirror-%s-%x", i.node, sha256.Sum256([]byte(id)))[:len("mirror--")+len(i.node)+12]
+	full := name + ":" + tag
+	if err := do(ctx, changeLimit, "tag image", func(ctx context.Context) error { return i.engine.ImageTag(ctx, id, full) }); err != nil {
 		return "", err
 	}
-	defer i.untag(context.WithoutCancel(ctx), id, tag)
-	digest := ""
+	defer i.untag(context.WithoutCancel(ctx), id, full)
 	err := i.watched(ctx, func(ctx context.Context) (io.ReadCloser, error) {
-		return i.engine.ImagePush(ctx, tag, image.PushOptions{RegistryAuth: i.registry.Auth()})
-	}, func(aux json.RawMessage) {
-		var pushed struct{ Digest string }
-		if json.Unmarshal(aux, &pushed) == nil && pushed.Digest != "" {
-			digest = pushed.Digest
-		}
+		return i.engine.ImagePush(ctx, full, image.PushOptions{RegistryAuth: i.registry.Auth()})
 	})
-	if err == nil && digest == "" {
-		err = errDigest
-	}
 	if err != nil {
 		if _, ok := errors.AsType[*faulty](err); ok {
 			return "", err
 		}
 		return "", fault(placement.CodeImageMirror, fmt.Errorf("push %s into the internal registry: %w", repository, err))
+	}
+	digest, err := within(ctx, changeLimit, "ask for what was pushed", func(ctx context.Context) (string, error) { return target.Digest(ctx, tag) })
+	if err != nil {
+		return "", targetFault(err)
 	}
 	return digest, nil
 }

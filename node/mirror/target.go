@@ -58,6 +58,12 @@ func (t *Target) Manifest(ctx context.Context, digest string) ([]byte, error) {
 	return content.ReadAll(body, desc)
 }
 
+// Digest returns what a tag of the repository names: a manifest or an index.
+func (t *Target) Digest(ctx context.Context, tag string) (string, error) {
+	desc, err := t.repository.Manifests().Resolve(ctx, tag)
+	return desc.Digest.String(), err
+}
+
 // door logs in at once: the port wants it from everybody.
 type door struct {
 	http  *http.Client

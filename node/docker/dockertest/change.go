@@ -2,6 +2,7 @@ package dockertest
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -264,9 +265,27 @@ func (e *Engine) ImagePull(ctx context.Context, ref string, _ image.PullOptions)
 	return r, nil
 }
 
-// ImagePush implements the engine: there is no registry.
-func (e *Engine) ImagePush(context.Context, string, image.PushOptions) (io.ReadCloser, error) {
-	return io.NopCloser(strings.NewReader(`{"error":"connection refused"}`)), nil
+// Pushes says how an image is pushed. As with the containerd store, the
+// progress does not tell the digest.
+func (e *Engine) Pushes(push func(ref string) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.pushes = push
+}
+
+// ImagePush implements the engine.
+func (e *Engine) ImagePush(_ context.Context, ref string, _ image.PushOptions) (io.ReadCloser, error) {
+	e.mu.Lock()
+	push := e.pushes
+	e.mu.Unlock()
+	err := errors.New("connection refused")
+	if push != nil {
+		err = push(ref)
+	}
+	if err != nil {
+		return io.NopCloser(strings.NewReader(fmt.Sprintf(`{"error":%q}`, err.Error()))), nil
+	}
+	return io.NopCloser(strings.NewReader(`{"status":"Pushed"}`)), nil
 }
 
 // ImageTag implements the engine.

@@ -27,6 +27,7 @@ type Engine struct {
 
 	images   map[string]bool                  // on the node, by any name
 	pulls    map[string]func(io.Writer) error // how a reference is pulled
+	pushes   func(ref string) error           // nil: there is no registry
 	dying    map[string]bool                  // containers that end as soon as they start
 	starts   map[string][]time.Time
 	networks map[string]bool
