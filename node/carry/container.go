@@ -259,8 +259,8 @@ func (k *containers) showOne(t *task, best *owned) error {
 		state = placement.StateStarting
 	}
 	t.looked(func(o *placement.Observed) {
-		o.Generation, o.Container, o.ImageConfig, o.State, o.Role = best.generation, best.ID, configOf(best, t.want.Image), state, roleOf(t.want, t.memory, best.generation)
-		o.ImageReady = o.ImageReady || t.want.Image.Config != "" && best.Image == t.want.Image.Config
+		o.Generation, o.Container, o.ImageConfig, o.State, o.Role = best.generation, best.ID, configOf(best, t.want.Image, t.memory), state, roleOf(t.want, t.memory, best.generation)
+		o.ImageReady = o.ImageReady || t.want.Image.Config != "" && o.ImageConfig == t.want.Image.Config
 	})
 	if best.running() {
 		t.worker.crash.runs(best.startedAt(), time.Now())
@@ -269,9 +269,11 @@ func (k *containers) showOne(t *task, best *owned) error {
 }
 
 // configOf returns the configuration of a container's image. With the
-// containerd store Docker names the manifest or the index instead.
-func configOf(o *owned, want placement.Image) string {
-	if want.Digest != "" && (o.Image == want.Digest || strings.HasSuffix(o.Config.Image, "@"+want.Digest)) {
+// containerd store Docker names the manifest or the index instead, or what was
+// mirrored from here by a name that only this node knows.
+func configOf(o *owned, want placement.Image, m memory) string {
+	mirrored := m.Mirrored != nil && m.Mirrored.Digest == want.Digest && m.Mirror != nil && m.Mirror.Source == o.Image
+	if want.Digest != "" && (mirrored || o.Image == want.Digest || strings.HasSuffix(o.Config.Image, "@"+want.Digest)) {
 		return want.Config
 	}
 	return o.Image

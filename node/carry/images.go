@@ -32,14 +32,17 @@ type images struct {
 }
 
 // find returns how an image is called here, or "" if it is not on the node. An
-// image under another name is the same by its configuration (IMG-2).
+// image under another name is the same by its configuration (IMG-2), or by its
+// digest: the containerd store has no other id.
 func (i *images) find(ctx context.Context, img placement.Image) (string, error) {
 	var names []string
 	if ref := i.reference(img); ref != "" {
 		names = append(names, ref)
 	}
-	if img.Config != "" {
-		names = append(names, img.Config)
+	for _, id := range []string{img.Config, img.Digest} {
+		if id != "" {
+			names = append(names, id)
+		}
 	}
 	for _, name := range names {
 		_, err := i.inspect(ctx, name)

@@ -11,6 +11,7 @@ import (
 	"github.com/distribution/distribution/v3/configuration"
 	"github.com/distribution/distribution/v3/registry/handlers"
 	_ "github.com/distribution/distribution/v3/registry/storage/driver/filesystem" // registers the driver
+	"github.com/docker/docker/api/types/container"
 	"github.com/sirupsen/logrus"
 	"github.com/stretchr/testify/require"
 
@@ -53,4 +54,35 @@ func TestMirror_DigestNotTold(t *testing.T) { // IMG-1
 	require.Equal(t, placement.Image{
 		Repository: "web", Digest: pushed, Config: registrytest.Digest([]byte(config)), Platforms: []string{"linux/amd64"},
 	}, got)
+}
+
+// The containerd store calls an image by its manifest or its index, Docker's
+// own by its configuration: it is found, and known as the same, under either.
+func TestImage_ByEitherID(t *testing.T) { // IMG-2
+	want := placement.Image{Repository: "web", Digest: "sha256:manifest", Config: "sha256:config"}
+	for _, id := range []string{want.Digest, want.Config} {
+		engine := dockertest.New()
+		i := &images{engine: engine, registry: door("127.0.0.1:7447")}
+		found, err := i.find(t.Context(), want)
+		require.NoError(t, err)
+		require.Empty(t, found)
+		engine.AddImage(id)
+		found, err = i.find(t.Context(), want)
+		require.NoError(t, err)
+		require.Equal(t, id, found)
+	}
+	runs := func(id, name string) *owned {
+		return &owned{InspectResponse: container.InspectResponse{
+			ContainerJSONBase: &container.ContainerJSONBase{Image: id}, Config: &container.Config{Image: name},
+		}}
+	}
+	index := "sha256:index" // one platform of it is here, so Docker pushed its manifest
+	mirrored := memory{Mirror: &placement.Mirror{Source: index}, Mirrored: &want}
+	require.Equal(t, want.Config, configOf(runs(want.Config, "web"), want, memory{}))
+	require.Equal(t, want.Config, configOf(runs(want.Digest, "web"), want, memory{}))
+	require.Equal(t, want.Config, configOf(runs(index, "127.0.0.1:7447/web@"+want.Digest), want, memory{}))
+	require.Equal(t, want.Config, configOf(runs(index, "web"), want, mirrored))
+	require.Equal(t, index, configOf(runs(index, "web"), want, memory{}))
+	next := placement.Image{Repository: "web", Digest: "sha256:next", Config: "sha256:other"}
+	require.Equal(t, index, configOf(runs(index, "web"), next, mirrored))
 }
