@@ -175,8 +175,9 @@ func status(state string) discovery.Status {
 
 // health reads the result of the health check. One from before the present
 // start does not count. A good one from before the engine went away does not
-// count either: then the port decides until there is a new one, because the
-// engine (20.10 with live-restore) may never check again.
+// count either: then the port decides until there is a new one. The engine of
+// 20.10 with live-restore may never check again; a later one says "starting"
+// of a container that was healthy all the time, until its next check.
 func health(f container.InspectResponse, startedAt, lost time.Time) discovery.Health {
 	check := f.Config.Healthcheck
 	if check == nil || len(check.Test) == 0 || check.Test[0] == "NONE" {
@@ -191,13 +192,33 @@ func health(f container.InspectResponse, startedAt, lost time.Time) discovery.He
 	} else if n > 0 && h.Log[n-1] != nil && h.Log[n-1].Start.Before(lost) && h.Status == container.Healthy {
 		return discovery.NoCheck
 	}
-	switch h.Status {
-	case container.Healthy:
+	switch {
+	case h.Status == container.Healthy:
 		return discovery.Healthy
-	case container.Unhealthy:
+	case h.Status == container.Unhealthy:
 		return discovery.Unhealthy
+	case wasHealthy(h.Log, startedAt, check.Retries):
+		return discovery.NoCheck
 	}
 	return discovery.Checking
+}
+
+// wasHealthy reports whether the last results of this run left the container
+// healthy: one was good, and fewer bad ones than make it unhealthy came after.
+// Docker says healthy from the first good result on.
+func wasHealthy(log []*container.HealthcheckResult, startedAt time.Time, retries int) bool {
+	if retries <= 0 {
+		retries = 3 // Docker's default
+	}
+	for bad, r := range slices.Backward(log) {
+		if bad = len(log) - 1 - bad; r == nil || r.Start.Before(startedAt) || bad >= retries {
+			return false
+		}
+		if r.ExitCode == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // Address is where the container's ports are reached from the node itself.

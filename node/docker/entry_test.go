@@ -42,6 +42,18 @@ func checked(status string, at string) func(*container.InspectResponse) {
 	}
 }
 
+// counted has results a second apart, the first at a time.
+func counted(status, first string, exits ...int) func(*container.InspectResponse) {
+	return func(f *container.InspectResponse) {
+		checked(status, first)(f)
+		start := f.State.Health.Log[0].Start
+		f.State.Health.Log = nil
+		for i, exit := range exits {
+			f.State.Health.Log = append(f.State.Health.Log, &container.HealthcheckResult{Start: start.Add(time.Duration(i) * time.Second), ExitCode: exit})
+		}
+	}
+}
+
 func TestHealth_OldResultsDoNotCount(t *testing.T) { // RDY-1
 	started := time.Date(2026, 1, 1, 10, 0, 0, 0, time.UTC)
 	lost := started.Add(time.Hour)
@@ -60,10 +72,16 @@ func TestHealth_OldResultsDoNotCount(t *testing.T) { // RDY-1
 		}), time.Time{}, discovery.Checking},
 		{"healthy", inspected(checked("healthy", "2026-01-01T10:30:00Z")), time.Time{}, discovery.Healthy},
 		{"unhealthy", inspected(checked("unhealthy", "2026-01-01T10:30:00Z")), time.Time{}, discovery.Unhealthy},
-		{"starting", inspected(checked("starting", "2026-01-01T10:30:00Z")), time.Time{}, discovery.Checking},
+		{"starting", inspected(counted("starting", "2026-01-01T10:30:00Z", 1)), time.Time{}, discovery.Checking},
 		{"healthy before the start", inspected(checked("healthy", "2026-01-01T09:59:00Z")), time.Time{}, discovery.Checking},
 		{"healthy before the engine went: the port decides", inspected(checked("healthy", "2026-01-01T10:30:00Z")), lost, discovery.NoCheck},
 		{"unhealthy before the engine went", inspected(checked("unhealthy", "2026-01-01T10:30:00Z")), lost, discovery.Unhealthy},
+		{"good before the engine was restarted: the port decides", inspected(counted("starting", "2026-01-01T10:30:00Z", 1, 0)), lost, discovery.NoCheck},
+		{"the same, seen by an agent that was restarted", inspected(counted("starting", "2026-01-01T10:30:00Z", 0)), time.Time{}, discovery.NoCheck},
+		{"two bad since", inspected(counted("starting", "2026-01-01T10:30:00Z", 0, 1, 1)), time.Time{}, discovery.NoCheck},
+		{"three bad since: it was unhealthy", inspected(counted("starting", "2026-01-01T10:30:00Z", 0, 1, 1, 1)), lost, discovery.Checking},
+		{"never good", inspected(counted("starting", "2026-01-01T10:30:00Z", 1, 1)), lost, discovery.Checking},
+		{"good before the start only", inspected(counted("starting", "2026-01-01T09:59:59Z", 0, 1)), lost, discovery.Checking},
 		{"healthy after the engine came back", inspected(checked("healthy", "2026-01-01T11:00:01Z")), lost, discovery.Healthy},
 	}
 	for _, test := range tests {
