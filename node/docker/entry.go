@@ -115,7 +115,11 @@ func (e *entry) learn(i inspection, lost, now time.Time) bool {
 	if e.stopSignal = ParseSignal(f.Config.StopSignal); e.stopSignal == 0 {
 		e.stopSignal = syscall.SIGTERM
 	}
-	e.c.Health = health(f, e.startedAt, lost)
+	run := discovery.Checking // what was known of this run
+	if started.Equal(e.startedAt) {
+		run = before.Health
+	}
+	e.c.Health = health(f, e.startedAt, lost, run)
 	if !now.Before(e.hold) {
 		e.c.Suspect = ""
 	}
@@ -176,9 +180,10 @@ func status(state string) discovery.Status {
 // health reads the result of the health check. One from before the present
 // start does not count. A good one from before the engine went away does not
 // count either: then the port decides until there is a new one. The engine of
-// 20.10 with live-restore may never check again; a later one says "starting"
-// of a container that was healthy all the time, until its next check.
-func health(f container.InspectResponse, startedAt, lost time.Time) discovery.Health {
+// 20.10 with live-restore may never check again; a later one begins anew with
+// "starting", which nothing but its own restart brings back in a run that was
+// healthy before, and may not check for half a minute.
+func health(f container.InspectResponse, startedAt, lost time.Time, before discovery.Health) discovery.Health {
 	check := f.Config.Healthcheck
 	if check == nil || len(check.Test) == 0 || check.Test[0] == "NONE" {
 		return discovery.NoCheck
@@ -197,28 +202,10 @@ func health(f container.InspectResponse, startedAt, lost time.Time) discovery.He
 		return discovery.Healthy
 	case h.Status == container.Unhealthy:
 		return discovery.Unhealthy
-	case wasHealthy(h.Log, startedAt, check.Retries):
+	case before == discovery.Healthy || before == discovery.NoCheck:
 		return discovery.NoCheck
 	}
 	return discovery.Checking
-}
-
-// wasHealthy reports whether the last results of this run left the container
-// healthy: one was good, and fewer bad ones than make it unhealthy came after.
-// Docker says healthy from the first good result on.
-func wasHealthy(log []*container.HealthcheckResult, startedAt time.Time, retries int) bool {
-	if retries <= 0 {
-		retries = 3 // Docker's default
-	}
-	for bad, r := range slices.Backward(log) {
-		if bad = len(log) - 1 - bad; r == nil || r.Start.Before(startedAt) || bad >= retries {
-			return false
-		}
-		if r.ExitCode == 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // Address is where the container's ports are reached from the node itself.

@@ -42,18 +42,6 @@ func checked(status string, at string) func(*container.InspectResponse) {
 	}
 }
 
-// counted has results a second apart, the first at a time.
-func counted(status, first string, exits ...int) func(*container.InspectResponse) {
-	return func(f *container.InspectResponse) {
-		checked(status, first)(f)
-		start := f.State.Health.Log[0].Start
-		f.State.Health.Log = nil
-		for i, exit := range exits {
-			f.State.Health.Log = append(f.State.Health.Log, &container.HealthcheckResult{Start: start.Add(time.Duration(i) * time.Second), ExitCode: exit})
-		}
-	}
-}
-
 func TestHealth_OldResultsDoNotCount(t *testing.T) { // RDY-1
 	started := time.Date(2026, 1, 1, 10, 0, 0, 0, time.UTC)
 	lost := started.Add(time.Hour)
@@ -72,21 +60,57 @@ func TestHealth_OldResultsDoNotCount(t *testing.T) { // RDY-1
 		}), time.Time{}, discovery.Checking},
 		{"healthy", inspected(checked("healthy", "2026-01-01T10:30:00Z")), time.Time{}, discovery.Healthy},
 		{"unhealthy", inspected(checked("unhealthy", "2026-01-01T10:30:00Z")), time.Time{}, discovery.Unhealthy},
-		{"starting", inspected(counted("starting", "2026-01-01T10:30:00Z", 1)), time.Time{}, discovery.Checking},
+		{"starting", inspected(checked("starting", "2026-01-01T10:30:00Z")), time.Time{}, discovery.Checking},
 		{"healthy before the start", inspected(checked("healthy", "2026-01-01T09:59:00Z")), time.Time{}, discovery.Checking},
 		{"healthy before the engine went: the port decides", inspected(checked("healthy", "2026-01-01T10:30:00Z")), lost, discovery.NoCheck},
 		{"unhealthy before the engine went", inspected(checked("unhealthy", "2026-01-01T10:30:00Z")), lost, discovery.Unhealthy},
-		{"good before the engine was restarted: the port decides", inspected(counted("starting", "2026-01-01T10:30:00Z", 1, 0)), lost, discovery.NoCheck},
-		{"the same, seen by an agent that was restarted", inspected(counted("starting", "2026-01-01T10:30:00Z", 0)), time.Time{}, discovery.NoCheck},
-		{"two bad since", inspected(counted("starting", "2026-01-01T10:30:00Z", 0, 1, 1)), time.Time{}, discovery.NoCheck},
-		{"three bad since: it was unhealthy", inspected(counted("starting", "2026-01-01T10:30:00Z", 0, 1, 1, 1)), lost, discovery.Checking},
-		{"never good", inspected(counted("starting", "2026-01-01T10:30:00Z", 1, 1)), lost, discovery.Checking},
-		{"good before the start only", inspected(counted("starting", "2026-01-01T09:59:59Z", 0, 1)), lost, discovery.Checking},
 		{"healthy after the engine came back", inspected(checked("healthy", "2026-01-01T11:00:01Z")), lost, discovery.Healthy},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			require.Equal(t, test.want, health(test.found, started, test.lost))
+			require.Equal(t, test.want, health(test.found, started, test.lost, discovery.Checking))
+		})
+	}
+}
+
+// An engine that was restarted says "starting" of what it checked before: the
+// port decides for what was healthy, until there is a result. Another start
+// begins anew.
+func TestEntry_EngineBeginsAnew(t *testing.T) { // RDY-1, RDY-2
+	started, now := "2026-01-01T10:00:00Z", time.Now()
+	said := func(status, since string) inspection {
+		return inspection{found: inspected(checked(status, "2026-01-01T12:00:00Z"), func(f *container.InspectResponse) {
+			f.State.StartedAt = since
+			if status == container.Starting {
+				f.State.Health.Log = nil // Docker does not keep it
+			}
+		})}
+	}
+	tests := []struct {
+		name  string
+		said  []inspection
+		want  discovery.Health
+		event events.Action // before the last answer
+	}{
+		{name: "never healthy", said: []inspection{said("starting", started), said("starting", started)}, want: discovery.Checking},
+		{name: "was healthy", said: []inspection{said("healthy", started), said("starting", started)}, want: discovery.NoCheck},
+		{name: "asked twice", said: []inspection{said("healthy", started), said("starting", started), said("starting", started)}, want: discovery.NoCheck},
+		{name: "was unhealthy", said: []inspection{said("unhealthy", started), said("starting", started)}, want: discovery.Checking},
+		{name: "healthy again", said: []inspection{said("healthy", started), said("starting", started), said("healthy", started)}, want: discovery.Healthy},
+		{name: "unhealthy afterwards", said: []inspection{said("healthy", started), said("starting", started), said("unhealthy", started)}, want: discovery.Unhealthy},
+		{name: "another start, event missed", said: []inspection{said("healthy", started), said("starting", "2026-01-01T11:00:00Z")}, want: discovery.Checking},
+		{name: "another start", said: []inspection{said("healthy", started), said("starting", "2026-01-01T11:00:00Z")}, event: events.ActionStart, want: discovery.Checking},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			e := newEntry(container.Summary{ID: "c", State: "running"})
+			for i, one := range test.said {
+				if i == len(test.said)-1 && test.event != "" {
+					e.apply(events.Message{Action: test.event}, now)
+				}
+				e.learn(one, time.Time{}, now)
+			}
+			require.Equal(t, test.want, e.c.Health)
 		})
 	}
 }
